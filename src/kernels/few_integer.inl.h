@@ -86,11 +86,15 @@ struct SpanFactors {
     else if constexpr (kL.scale == Scale::kE8m0)
       return Isa::load_e8m0(at);
     else if constexpr (kL.scale == Scale::kS8F16)
-      return Isa::mul(unit_factor(row), Isa::to_f32(Isa::load_s8(at)));
+      return scale_of(unit_factor(row), span, row);
     else if constexpr (kL.scale == Scale::kE4m3)
       return Isa::load_ue4m3(at);
     else
       return Isa::set1(1.0f);
+  }
+  // Of integer scales, with their factor.
+  KT_INLINE typename Isa::F32 scale_of(typename Isa::F32 factor, int span, int row) const {
+    return Isa::mul(factor, Isa::to_f32(Isa::load_s8(header + h.scales + span * kBlockRows + row)));
   }
   // Exact: the unit is a power of two.
   KT_INLINE typename Isa::F32 unit_factor(int row) const {
@@ -162,6 +166,9 @@ struct FewInteger {
   const float* scales = args.acts.scales + s.scale_at(m0, s.scale_spans());
   const int64_t first_sum = s.scale_at(m0, s.sum_spans());
   F32 total[kPP][kM], part[kPP][kM];  // part: of a span of the weights, before its scale
+  // The factors of a record, where registers are left for them.
+  static constexpr bool kKeepsFactors = kL.scale == Scale::kS8F16 && kPP * kM <= 2;
+  F32 factor[kKeepsFactors ? kPP : 1];
 
   KT_INLINE FewInteger(const MultiplyArgs& a, int row, int first_part) : args(a), m0(row), p0(first_part) {
     each_sum([&](auto i, auto j)
@@ -226,7 +233,12 @@ struct FewInteger {
   // total += part, scaled as span `span` of the record is
   KT_INLINE void finish(const SpanFactors<kL>& factors, int span) {
     unroll<kPP>([&](auto i) __attribute__((always_inline)) {
-      const F32 w = factors.scale(span, (p0 + i) * Isa::kLanes);
+      const int row = (p0 + i) * Isa::kLanes;
+      F32 w;
+      if constexpr (kKeepsFactors)
+        w = factors.scale_of(factor[i], span, row);
+      else
+        w = factors.scale(span, row);
       unroll<kM>([&](auto j) __attribute__((always_inline)) {
         total[i][j] = Isa::fma(part[i][j], w, total[i][j]);
         part[i][j] = Isa::set1(0.0f);
@@ -271,6 +283,10 @@ struct FewInteger {
     for (int k0 = 0; k0 < p.k_pad; k0 += p.record_k) {
       const SpanFactors<kL> factors(at, spans_per_record);
       fetch_ahead(args, at, p.header_bytes);
+      if constexpr (kKeepsFactors)
+        unroll<kPP>([&](auto i) __attribute__((always_inline)) {
+          factor[i] = factors.unit_factor((p0 + i) * Isa::kLanes);
+        });
       at += p.header_bytes;
       const int columns = p.k_pad - k0 < p.record_k ? p.k_pad - k0 : p.record_k;
       int span = 0;
