@@ -34,10 +34,32 @@ constexpr auto table_of(const std::array<uint16_t, kEntries>& steps, const std::
   return out;
 }
 
-template <int kNumbers>
-constexpr auto columns_of(const std::array<uint8_t, 256 * kNumbers>& table) {
-  std::array<uint8_t, 256 * kNumbers> out{};
-  for (size_t i = 0; i < out.size(); ++i) out[i] = table[i % 256 * kNumbers + i / 256];
+template <int kNumbers, size_t kLevels>
+constexpr GridTables tables_of(const std::array<uint8_t, 256 * kNumbers>& table,
+                               const std::array<int, kLevels>& levels) {
+  constexpr GridWords kWords{kNumbers};
+  constexpr GridBytes kBytes{kNumbers};
+  GridTables out{};
+  for (size_t e = 0; e < 256; ++e) {
+    unsigned word = 0, bytes = 0;
+    for (int i = 0; i < kNumbers; ++i) {
+      unsigned level = 0;
+      while (kGridBias + levels[level] != table[e * kNumbers + static_cast<size_t>(i)]) ++level;
+      word |= level << kWords.place(i);
+      bytes |= level << kBytes.place(i);
+    }
+    out.words[e] = static_cast<uint16_t>(word);
+    for (int h = 0; h < 2; ++h) out.halves[h][e] = static_cast<uint8_t>(bytes >> 8 * h);
+  }
+  const auto code = [&](int index, int level_at, int sign_at) {
+    const auto level = static_cast<size_t>(index >> level_at & ((1 << kBytes.bits()) - 1));
+    if (level >= kLevels) return uint8_t{0};  // of no entry
+    return static_cast<uint8_t>(index >> sign_at & 1 ? kGridBias - levels[level] : kGridBias + levels[level]);
+  };
+  for (int step = 0; step < 4; ++step)
+    for (int i = 0; i < 64; ++i) out.by_byte[step][i] = code(i, kBytes.level(step), kBytes.sign(step));
+  for (int step = 0; step < 2; ++step)
+    for (int i = 0; i < 16; ++i) out.by_word[step][i] = code(i, 0, kWords.sign(step));
   return out;
 }
 
@@ -47,8 +69,8 @@ alignas(64) constexpr auto kIq2S = table_of<8>(kIq2SSteps, kIq2Levels);
 alignas(64) constexpr auto kIq3Xxs = table_of<4>(kIq3XxsSteps, kIq3XxsLevels);
 alignas(64) constexpr auto kIq3S = table_of<4>(kIq3SSteps, kIq3SLevels);
 alignas(64) constexpr auto kIq1 = table_of<8>(kIq1Steps, kIq1Levels);
-alignas(64) constexpr auto kIq2XxsColumns = columns_of<8>(kIq2Xxs);
-alignas(64) constexpr auto kIq3XxsColumns = columns_of<4>(kIq3Xxs);
+constexpr auto kIq2XxsTables = tables_of<8>(kIq2Xxs, kIq2Levels);
+constexpr auto kIq3XxsTables = tables_of<4>(kIq3Xxs, kIq3XxsLevels);
 
 // A number's code without its sign, and without the eighth.
 uint8_t plain_code(Code grid, uint8_t code) {
@@ -115,10 +137,8 @@ const uint8_t* grid_codes(Code code) {
   }
 }
 
-const uint8_t* grid_columns(Code code) {
-  return code == Code::kIq2Xxs   ? kIq2XxsColumns.data()
-         : code == Code::kIq3Xxs ? kIq3XxsColumns.data()
-                                 : nullptr;
+const GridTables* grid_tables(Code code) {
+  return code == Code::kIq2Xxs ? &kIq2XxsTables : code == Code::kIq3Xxs ? &kIq3XxsTables : nullptr;
 }
 
 void look_up(Code code, int index, uint8_t* codes) {

@@ -22,7 +22,8 @@
 // their bytes, the earlier step in the lower bits: expanding is a shift and a mask.
 // Codes of a grid are what checkpoints store, an index for several columns: a chunk is [low bytes of the indices][their
 // high bits][a sign bit for each column], whose order grid_low, grid_high and grid_sign give: the indices of four
-// groups of columns stand 4 rows by 4 groups in 16 bytes, and the signs in the order of a step's bytes.
+// groups of columns stand 4 rows by 4 groups in 16 bytes; of eight steps of signs each has a bit of every byte, which
+// stand in the order of a step's.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -161,8 +162,8 @@ constexpr BitPlace grid_high(Code code, int group, int row) {
   return {grid_planes(code).high + group / sharing * kBlockRows + row, group % sharing * bits};
 }
 constexpr BitPlace grid_sign(Code code, int step_k, int row, int column) {
-  const int bit = column / step_k * kBlockRows * step_k + row * step_k + column % step_k;
-  return {grid_planes(code).signs + bit / 8, bit % 8};
+  const int step = column / step_k, at = (step / 8 * kBlockRows + row) * step_k + column % step_k;
+  return {grid_planes(code).signs + at, step % 8};
 }
 
 constexpr int chunk_bytes(Code code) {

@@ -113,12 +113,9 @@ void pack_grid_row(const Packing& p, const uint8_t* codes, int row, uint8_t* chu
     const BitPlace high = grid_high(code, i, row);
     chunk[high.byte] = static_cast<uint8_t>(chunk[high.byte] | (index >> 8) << high.shift);
   }
-  const int step = p.fragment.step_bytes;
-  for (int k = 0; grid.signs && k < kChunk; k += step) {
-    int signs = 0;
-    for (int i = 0; i < step; ++i) signs |= int{codes[k + i] < kGridBias} << i;
-    const BitPlace sign = grid_sign(code, step, row, k);
-    chunk[sign.byte] = static_cast<uint8_t>(chunk[sign.byte] | signs << sign.shift);
+  for (int k = 0; grid.signs && k < kChunk; ++k) {
+    const BitPlace sign = grid_sign(code, p.fragment.step_bytes, row, k);
+    chunk[sign.byte] = static_cast<uint8_t>(chunk[sign.byte] | int{codes[k] < kGridBias} << sign.shift);
   }
 }
 

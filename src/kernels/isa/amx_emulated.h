@@ -1,5 +1,6 @@
 // For tests only: the tile loops of amx.h over an emulated unit and the portable vocabulary, on any CPU.
 #pragma once
+#include "kernels/isa/look_up_bytes.h"
 #include "kernels/isa/portable.h"
 #include "kernels/isa/tile_unit_emulated.h"
 #include "kernels/isa/tiled.h"
@@ -7,8 +8,65 @@
 namespace KT_ISA_NAMESPACE {
 namespace {
 
+// The operations of look_up_bytes.h, by the definition of the instructions.
+struct PlainBytes {
+  struct R { uint8_t v[64]; };
+  template <class F> static KT_INLINE R each(F&& f) {
+    R r;
+    for (int i = 0; i < 64; ++i) r.v[i] = static_cast<uint8_t>(f(i));
+    return r;
+  }
+  static KT_PORTABLE_OP R load(const uint8_t* p) { return each([&](int i) { return p[i]; }); }
+  static KT_PORTABLE_OP void store(uint8_t* p, R x) { std::memcpy(p, x.v, 64); }
+  static KT_PORTABLE_OP R shuffle(R x, R order) {
+    return each([&](int i) { return order.v[i] & 128 ? 0 : x.v[i / 16 * 16 + (order.v[i] & 15)]; });
+  }
+  static KT_PORTABLE_OP uint64_t tops(R x) {
+    uint64_t m = 0;
+    for (int i = 0; i < 64; ++i) m |= uint64_t{x.v[i]} >> 7 << i;
+    return m;
+  }
+  static KT_PORTABLE_OP uint64_t both(uint64_t a, uint64_t b) { return a & b; }
+  // Words of two bytes shifted, as AVX-512 has no shifts of bytes.
+  static KT_PORTABLE_OP R twice(R x) {
+    return each([&](int i) { return x.v[i] << 1 | (i % 2 ? x.v[i - 1] >> 7 : 0); });
+  }
+  static KT_PORTABLE_OP R sixteenth(R x) {
+    return each([&](int i) { return x.v[i] >> 4 | (i % 2 ? 0 : x.v[i + 1] << 4); });
+  }
+  static KT_PORTABLE_OP R permute(R table, R index) {
+    return each([&](int i) { return table.v[index.v[i] & 63]; });
+  }
+  static KT_PORTABLE_OP R permute_some(R x, uint64_t some, R table, R index) {
+    return each([&](int i) { return some >> i & 1 ? table.v[index.v[i] & 63] : x.v[i]; });
+  }
+  static KT_PORTABLE_OP R zip_low(R a, R b) {
+    return each([&](int i) { return (i % 2 ? b : a).v[i / 16 * 16 + i % 16 / 2]; });
+  }
+  static KT_PORTABLE_OP R zip_high(R a, R b) {
+    return each([&](int i) { return (i % 2 ? b : a).v[i / 16 * 16 + 8 + i % 16 / 2]; });
+  }
+  static KT_PORTABLE_OP R windows(R x, R from) {
+    return each([&](int i) {
+      uint64_t eight = 0;
+      std::memcpy(&eight, x.v + i / 8 * 8, 8);
+      const int by = from.v[i] & 63;
+      return eight >> by | (by ? eight << (64 - by) : 0);
+    });
+  }
+  template <int kBits> static KT_PORTABLE_OP R choose(R a, R b) {
+    return each([&](int i) { return (a.v[i] & kBits) | (b.v[i] & ~kBits); });
+  }
+};
+
 struct PortableBf16 : Portable {
   static constexpr bool kBf16Product = true;
+  static constexpr bool kGridTables = true;
+  template <int kNumbers, bool kOdd>
+  static KT_PORTABLE_OP void look_up_four(const kt::GridTables& t, const uint8_t* index, const uint8_t* signs,
+                                          uint8_t* to) {
+    look_up_bytes<PlainBytes, kNumbers, kOdd>(t, index, signs, to);
+  }
   using AccF = F32;
 
   template <int kJ, int kBits> static KT_PORTABLE_OP F32 column_above(Bytes a) {

@@ -39,7 +39,8 @@ struct Avx2 {
   static constexpr bool kBf16Rows = false;
   static constexpr bool kWideColumns = false;
   static constexpr bool kTileUnit = false;
-  static constexpr bool kByteTables = false;
+  static constexpr bool kGridTables = false;
+  static constexpr bool kGathersTwo = true;
   static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 2, kPeakActs = 4;
 
@@ -212,16 +213,43 @@ struct Avx2 {
         _mm256_and_si256(_mm256_slli_epi32(high.v, 8 - kShift), _mm256_set1_epi32(((1 << kBits) - 1) << 8));
     return {_mm256_or_si256(low.v, bits)};
   }
+  // Entries are loaded one by one: a gather does no more at once, and where microcode keeps it from speculating it
+  // takes several times as long.
   template <int kNumbers> static KT_INLINE Bytes gather(const uint8_t* table, I32 index, I32) {
-    return {_mm256_i32gather_epi32(reinterpret_cast<const int*>(table), index.v, kNumbers)};
+    alignas(32) int32_t at[8];
+    store(at, index);
+    asm("" : "+m"(at));  // g++ would take them out of the register one by one
+    const auto four = [&](int row) __attribute__((always_inline)) {
+      const auto entry = [&](int i) __attribute__((always_inline)) {
+        int32_t bytes;
+        __builtin_memcpy(&bytes, table + static_cast<uint32_t>(at[row + i]) * uint64_t{kNumbers}, 4);
+        return bytes;
+      };
+      __m128i x = _mm_cvtsi32_si128(entry(0));
+      x = _mm_insert_epi32(x, entry(1), 1);
+      x = _mm_insert_epi32(x, entry(2), 2);
+      return _mm_insert_epi32(x, entry(3), 3);
+    };
+    return {_mm256_set_m128i(four(4), four(0))};
   }
-  static KT_INLINE Bytes negate(Bytes a, const uint8_t* signs) {
-    int32_t bits;
-    __builtin_memcpy(&bits, signs, 4);
-    const __m256i byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201ull));
-    const __m256i own = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), byte), bit);
-    return {_mm256_blendv_epi8(a.v, _mm256_sub_epi8(_mm256_set1_epi8(-128), a.v), _mm256_cmpeq_epi8(own, bit))};
+  static KT_INLINE void gather_two(const uint8_t* table, I32 index, Bytes (&out)[2]) {
+    alignas(32) int32_t at[8];
+    store(at, index);
+    asm("" : "+m"(at));  // g++ would take them out of the register one by one
+    const auto rows = [&](int row) __attribute__((always_inline)) {  // and the next
+      const auto entry = [&](int i) __attribute__((always_inline)) {
+        return table + static_cast<uint32_t>(at[row + i]) * uint64_t{8};
+      };
+      const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(entry(0)));
+      return _mm_loadh_pi(_mm_castsi128_ps(x), reinterpret_cast<const __m64*>(entry(1)));
+    };
+    const __m256 a = _mm256_set_m128(rows(4), rows(0)), b = _mm256_set_m128(rows(6), rows(2));
+    out[0].v = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+    out[1].v = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+  }
+  template <int kBit> static KT_INLINE Bytes negate(Bytes a, const uint8_t* signs) {
+    const __m256i top = _mm256_slli_epi16(load_bytes(signs).v, 7 - kBit);  // of each byte, which is what blendv reads
+    return {_mm256_blendv_epi8(a.v, _mm256_sub_epi8(_mm256_set1_epi8(-128), a.v), top)};
   }
   template <int kBit> static KT_INLINE Bytes one_off(Bytes a, I32 rows) {
     const __m256i less = _mm256_srai_epi32(_mm256_slli_epi32(rows.v, 31 - kBit), 31);

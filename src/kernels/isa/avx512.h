@@ -21,7 +21,9 @@
 #pragma once
 #include <immintrin.h>
 
+#include "formats/grids.h"
 #include "kernels/isa/inline.h"
+#include "kernels/isa/look_up_bytes.h"
 
 namespace KT_ISA_NAMESPACE {
 namespace {
@@ -43,7 +45,8 @@ struct Avx512 {
   static constexpr bool kBf16Rows = false;
   static constexpr bool kWideColumns = false;
   static constexpr bool kTileUnit = false;
-  static constexpr bool kByteTables = false;
+  static constexpr bool kGridTables = true;
+  static constexpr bool kGathersTwo = true;
   static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 2, kPeakActs = 4;
 
@@ -210,10 +213,74 @@ struct Avx512 {
   template <int kNumbers> static KT_INLINE Bytes gather(const uint8_t* table, I32 index, I32) {
     return {_mm512_i32gather_epi32(index.v, table, kNumbers)};
   }
-  static KT_INLINE Bytes negate(Bytes a, const uint8_t* signs) {
-    uint64_t bits;
-    __builtin_memcpy(&bits, signs, 8);
-    return {_mm512_mask_sub_epi8(a.v, bits, _mm512_set1_epi8(-128), a.v)};
+  // As in avx2.h: a gather does no more at once than loads, 8 bytes each.
+  static KT_INLINE void gather_two(const uint8_t* table, I32 index, Bytes (&out)[2]) {
+    alignas(64) int32_t at[16];
+    store(at, index);
+    const auto rows = [&](int row) __attribute__((always_inline)) {  // and the next
+      const auto entry = [&](int i) __attribute__((always_inline)) {
+        return table + static_cast<uint32_t>(at[row + i]) * uint64_t{8};
+      };
+      const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(entry(0)));
+      return _mm_loadh_pi(_mm_castsi128_ps(x), reinterpret_cast<const __m64*>(entry(1)));
+    };
+    const auto lanes = [&](int row) __attribute__((always_inline)) {
+      const __m256 low = _mm256_set_m128(rows(row + 4), rows(row));
+      const __m256 high = _mm256_set_m128(rows(row + 12), rows(row + 8));
+      return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+    };
+    const __m512 a = lanes(0), b = lanes(2);
+    out[0].v = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88));
+    out[1].v = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
+  }
+  template <int kBit> static KT_INLINE Bytes negate(Bytes a, const uint8_t* signs) {
+    const __m512i bit = _mm512_set1_epi8(static_cast<char>(1 << kBit));
+    const __mmask64 less = _mm512_test_epi8_mask(_mm512_loadu_si512(signs), bit);
+    return {_mm512_mask_sub_epi8(a.v, less, _mm512_set1_epi8(-128), a.v)};
+  }
+  // 64 indices of a grid of 256 entries, of 4 rows 4 after 4 in every 16, as numbers with their signs: the steps of
+  // four groups of columns. An entry's levels are looked up as words, 64 entries of their table at a time; twice in 32
+  // bits and shifted, each byte begins with a level, and with its sign above it looks up what both stand for. kOdd: the
+  // steps' signs are the upper four bits.
+  template <int kNumbers, bool kOdd>
+  static KT_INLINE void look_up_four(const kt::GridTables& t, const uint8_t* index, const uint8_t* signs,
+                                     uint8_t* to) {
+    const __m512i bytes = _mm512_loadu_si512(index), less = _mm512_loadu_si512(signs);
+    unroll<2>([&](auto half) __attribute__((always_inline)) {
+      constexpr int kHalf = decltype(half)::value;  // two groups
+      const __m512i i = kHalf == 0 ? _mm512_unpacklo_epi8(bytes, bytes) : _mm512_unpackhi_epi8(bytes, bytes);
+      const __mmask32 bit7 = _mm512_movepi16_mask(i), bit6 = _mm512_movepi16_mask(_mm512_slli_epi16(i, 1));
+      const auto quarter = [&](int q) __attribute__((always_inline)) {
+        const uint16_t* table = t.words + 64 * q;
+        return _mm512_permutex2var_epi16(_mm512_load_si512(table), i, _mm512_load_si512(table + 32));
+      };
+      const __m512i low = _mm512_mask_mov_epi16(quarter(0), bit6, quarter(1));
+      const __m512i high = _mm512_mask_mov_epi16(quarter(2), bit6, quarter(3));
+      const __m512i levels = _mm512_mask_mov_epi16(low, bit7, high);
+      unroll<2>([&](auto second) __attribute__((always_inline)) {
+        constexpr int kGroup = 2 * kHalf + decltype(second)::value;
+        const __m512i twice =
+            kGroup % 2 == 0 ? _mm512_unpacklo_epi16(levels, levels) : _mm512_unpackhi_epi16(levels, levels);
+        unroll<kNumbers / 4>([&](auto s) __attribute__((always_inline)) {
+          constexpr int kS = decltype(s)::value, kStepAt = kGroup * kNumbers / 4 + kS;
+          _mm512_storeu_si512(to + kStepAt * 64, step_of_levels<kNumbers, kS, kStepAt + 4 * kOdd>(t, twice, less));
+        });
+      });
+    });
+  }
+  // Step kS of an entry, whose signs are bit kBit of `less`.
+  template <int kNumbers, int kS, int kBit>
+  static KT_INLINE __m512i step_of_levels(const kt::GridTables& t, __m512i twice, __m512i less) {
+    constexpr kt::GridWords kWords{kNumbers};
+    constexpr int kShift = kWords.place(4 * kS) | kWords.place(4 * kS + 2) << 16, kUp = kWords.sign(kS) - kBit;
+    const __m512i level = kShift ? _mm512_srlv_epi16(twice, _mm512_set1_epi32(kShift)) : twice;
+    const __m512i sign = kUp < 0 ? _mm512_srli_epi16(less, -kUp) : _mm512_slli_epi16(less, kUp);
+    __m512i both;
+    if constexpr (kNumbers == 8)  // (level & c) | the signs of two steps
+      both = _mm512_ternarylogic_epi64(level, _mm512_and_si512(sign, _mm512_set1_epi8(12)), _mm512_set1_epi8(3), 0xec);
+    else  // c ? sign : level, whose top bits are zero
+      both = _mm512_ternarylogic_epi64(sign, level, _mm512_set1_epi8(8), 0xe4);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_128(t.by_word[kS])), both);
   }
   template <int kBit> static KT_INLINE Bytes one_off(Bytes a, I32 rows) {
     const __m512i less = _mm512_srai_epi32(_mm512_slli_epi32(rows.v, 31 - kBit), 31);
@@ -316,7 +383,6 @@ constexpr S8Numbers kS8Numbers;
 
 struct Avx512Bf16 : Avx512Vnni {
   static constexpr bool kBf16Product = true;
-  static constexpr bool kByteTables = true;
   using AccF = F32;
 
   // The bytes of bf16(magnitude * scale), for codes 0-63 and 64-127. The sign is that of the scale.
@@ -343,25 +409,30 @@ struct Avx512Bf16 : Avx512Vnni {
     out[0].v = _mm512_unpacklo_epi8(low, high);
     out[1].v = _mm512_unpackhi_epi8(low, high);
   }
-  // 64 indices, of 4 rows 4 after 4 in every 16, through the tables of four numbers of an entry (256 bytes each): four
-  // steps.
-  static KT_INLINE void look_up_columns(const uint8_t* columns, Bytes index, Bytes (&out)[4]) {
-    const __mmask64 top = _mm512_movepi8_mask(index.v);
-    __m512i x[4];
-    unroll<4>([&](auto j) __attribute__((always_inline)) {
-      const uint8_t* t = columns + j * 256;
-      const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(t), index.v, _mm512_load_si512(t + 64));
-      const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(t + 128), index.v, _mm512_load_si512(t + 192));
-      x[j] = _mm512_mask_mov_epi8(low, top, high);
-    });
-    unroll<2>([&](auto half) __attribute__((always_inline)) {
-      const auto pairs = [&](__m512i a, __m512i b) __attribute__((always_inline)) {
-        return decltype(half)::value == 0 ? _mm512_unpacklo_epi8(a, b) : _mm512_unpackhi_epi8(a, b);
-      };
-      const __m512i a = pairs(x[0], x[1]), b = pairs(x[2], x[3]);
-      out[2 * half].v = _mm512_unpacklo_epi16(a, b);
-      out[2 * half + 1].v = _mm512_unpackhi_epi16(a, b);
-    });
+  // The operations of look_up_bytes.h.
+  struct Vbmi {
+    using R = __m512i;
+    static KT_INLINE R load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+    static KT_INLINE void store(uint8_t* p, R x) { _mm512_storeu_si512(p, x); }
+    static KT_INLINE R shuffle(R x, R order) { return _mm512_shuffle_epi8(x, order); }
+    static KT_INLINE __mmask64 tops(R x) { return _mm512_movepi8_mask(x); }
+    static KT_INLINE __mmask64 both(__mmask64 a, __mmask64 b) { return a & b; }
+    static KT_INLINE R twice(R x) { return _mm512_slli_epi16(x, 1); }
+    static KT_INLINE R sixteenth(R x) { return _mm512_srli_epi16(x, 4); }
+    static KT_INLINE R permute(R table, R index) { return _mm512_permutexvar_epi8(index, table); }
+    static KT_INLINE R permute_some(R x, __mmask64 some, R table, R index) {
+      return _mm512_mask_permutexvar_epi8(x, some, index, table);
+    }
+    static KT_INLINE R zip_low(R a, R b) { return _mm512_unpacklo_epi8(a, b); }
+    static KT_INLINE R zip_high(R a, R b) { return _mm512_unpackhi_epi8(a, b); }
+    static KT_INLINE R windows(R x, R from) { return _mm512_multishift_epi64_epi8(from, x); }
+    template <int kBits> static KT_INLINE R choose(R a, R b) {
+      return _mm512_ternarylogic_epi64(a, b, _mm512_set1_epi8(kBits), 0xe4);  // c ? a : b
+    }
+  };
+  template <int kNumbers, bool kOdd>
+  static KT_INLINE void look_up_four(const kt::GridTables& t, const uint8_t* index, const uint8_t* signs, uint8_t* to) {
+    look_up_bytes<Vbmi, kNumbers, kOdd>(t, index, signs, to);
   }
   // As e4m3_bf16 does it, by the size of the code; bytes are brought in the order that unpacking wants.
   static KT_INLINE void s8_bf16(I32 a, I32 (&out)[2]) {

@@ -31,7 +31,8 @@ struct Neon {
   static constexpr bool kBf16Rows = true;
   static constexpr bool kWideColumns = true;
   static constexpr bool kTileUnit = false;
-  static constexpr bool kByteTables = false;
+  static constexpr bool kGridTables = false;
+  static constexpr bool kGathersTwo = false;
   static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 3, kPeakActs = 3;
 
@@ -240,13 +241,11 @@ struct Neon {
             vcombine_u8(entry<kNumbers>(table, vgetq_lane_s32(a, 2), vgetq_lane_s32(b, 2)),
                         entry<kNumbers>(table, vgetq_lane_s32(a, 3), vgetq_lane_s32(b, 3)))};
   }
-  static KT_INLINE uint8x16_t negate1(uint8x16_t x, const uint8_t* signs) {
-    const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201ull));
-    const uint8x16_t less = vtstq_u8(vcombine_u8(vdup_n_u8(signs[0]), vdup_n_u8(signs[1])), bit);
-    return vbslq_u8(less, vsubq_u8(vdupq_n_u8(128), x), x);
+  template <int kBit> static KT_INLINE uint8x16_t negate1(uint8x16_t x, const uint8_t* signs) {
+    return vbslq_u8(vtstq_u8(vld1q_u8(signs), vdupq_n_u8(1 << kBit)), vsubq_u8(vdupq_n_u8(128), x), x);
   }
-  static KT_INLINE Bytes negate(Bytes x, const uint8_t* signs) {
-    return {negate1(x.a, signs), negate1(x.b, signs + 2)};
+  template <int kBit> static KT_INLINE Bytes negate(Bytes x, const uint8_t* signs) {
+    return {negate1<kBit>(x.a, signs), negate1<kBit>(x.b, signs + 16)};
   }
   template <int kBit> static KT_INLINE Bytes one_off(Bytes x, I32 rows) {
     const int32x4_t less = vshrq_n_s32(vshlq_n_s32(rows, 31 - kBit), 31), by = vorrq_s32(less, vdupq_n_s32(0x01010101));

@@ -30,7 +30,8 @@ struct Portable {
   static constexpr bool kBf16Rows = false;  // `few` takes rows of bf16 codes as they lie
   static constexpr bool kWideColumns = false;  // has wide_e4m3 and wide_e2m1: codes of several parts at once
   static constexpr bool kTileUnit = false;     // has tiles_s8 and tiles_bf16
-  static constexpr bool kByteTables = false;  // has look_up_columns; with steps of 4 bytes
+  static constexpr bool kGridTables = false;  // has look_up_four; with steps of 4 bytes
+  static constexpr bool kGathersTwo = false;  // has gather_two: the two steps of entries of 8 bytes
   static constexpr bool kRoundedPanels = true;  // has many_s8, for tile units to be held against
   static constexpr int kPeakWeights = 1, kPeakActs = 4;
 
@@ -270,9 +271,10 @@ struct Portable {
     }
     return r;
   }
-  // 128 - byte where the byte's bit is set
-  static KT_PORTABLE_OP Bytes negate(Bytes a, const uint8_t* signs) {
-    for (int i = 0; i < kLanes * kStep; ++i) if (signs[i / 8] >> i % 8 & 1) a.v[i] = static_cast<uint8_t>(128 - a.v[i]);
+  // 128 - byte where bit kBit of the byte of `signs` is set
+  template <int kBit> static KT_PORTABLE_OP Bytes negate(Bytes a, const uint8_t* signs) {
+    for (int i = 0; i < kLanes * kStep; ++i)
+      if (signs[i] >> kBit & 1) a.v[i] = static_cast<uint8_t>(128 - a.v[i]);
     return a;
   }
   // Every byte of a row one more, or one less where the row's bit kBit is set.
