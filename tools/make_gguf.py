@@ -7,6 +7,8 @@ routers choose like those of a model: all experts about equally often, token by 
     make_gguf.py OUT.gguf --layers 48              # all of its layers: 16 GB
     make_gguf.py OUT.gguf --expert-type iq2_xxs    # experts of a grid (any entries, any signs), the rest in Q4_0
     make_gguf.py OUT.gguf --arch deepseek2         # 1 dense and 2 expert layers of DeepSeek-V3: 14 GB
+    make_gguf.py OUT.gguf --arch qwen35moe         # 4 layers of Qwen3.5-35B-A3B, 3 of them recurrent: 1.9 GB
+    make_gguf.py OUT.gguf --arch glm-dsa           # 1 dense and 3 expert layers of GLM-5, all with indexers: 17 GB
     make_gguf.py OUT.gguf --zipf 1                 # the expert of rank r is chosen about 1/r as often as the first
     make_gguf.py OUT.gguf --layers 2 --experts 8 --hidden 256 --inter 128 --heads 4 --kv-heads 2
 
@@ -38,8 +40,16 @@ SIGMOID = 2  # expert_gating_func
 SHAPES = {
     "qwen3moe": dict(layers=4, experts=128, top_k=8, hidden=2048, inter=768, heads=32, kv_heads=4, head_dim=128),
     "deepseek2": dict(layers=3, dense_layers=1, experts=256, top_k=8, hidden=7168, inter=2048, dense_inter=18432,
-                      heads=128, q_rank=1536, kv_rank=512, head_dim=128, rope_dim=64, groups=8, used_groups=4),
+                      heads=128, q_rank=1536, kv_rank=512, head_dim=128, value_dim=128, rope_dim=64, groups=8,
+                      used_groups=4),
+    "qwen35moe": dict(layers=4, experts=256, top_k=8, hidden=2048, inter=512, heads=16, kv_heads=2, head_dim=256,
+                      rope_dim=64, interval=4, key_heads=16, value_heads=32, state_dim=128, taps=4),
+    "glm-dsa": dict(layers=4, dense_layers=1, experts=256, top_k=8, hidden=6144, inter=2048, dense_inter=12288,
+                    heads=64, q_rank=2048, kv_rank=512, head_dim=192, value_dim=256, rope_dim=64, index_heads=32,
+                    index_dim=128, index_top_k=2048),
 }
+LATENT = ("deepseek2", "glm-dsa")  # keys and values of all heads from one vector
+PLAIN = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d", "indexer.proj")  # never rounded
 
 
 def string(characters):
@@ -85,19 +95,35 @@ def numbers(args):
     yield from (("block_count", args.layers), ("context_length", args.context), ("embedding_length", args.hidden),
                 ("attention.head_count", args.heads), ("expert_count", args.experts), ("expert_used_count", args.top_k),
                 ("expert_feed_forward_length", args.inter), ("attention.layer_norm_rms_epsilon", 1e-6))
-    if args.arch == "qwen3moe":
-        yield from (("feed_forward_length", 4 * args.inter), ("attention.head_count_kv", args.kv_heads),
-                    ("attention.key_length", args.head_dim), ("attention.value_length", args.head_dim),
-                    ("rope.freq_base", 1e6))
+    if args.arch in LATENT:
+        yield from latent_numbers(args)
         return
+    yield from (("feed_forward_length", 4 * args.inter), ("attention.head_count_kv", args.kv_heads),
+                ("attention.key_length", args.head_dim), ("attention.value_length", args.head_dim))
+    if args.arch == "qwen3moe":
+        yield "rope.freq_base", 1e6
+        return
+    yield from (("rope.freq_base", 1e7), ("rope.dimension_count", args.rope_dim),
+                ("expert_shared_feed_forward_length", args.inter), ("full_attention_interval", args.interval),
+                ("ssm.conv_kernel", args.taps), ("ssm.state_size", args.state_dim),
+                ("ssm.group_count", args.key_heads), ("ssm.time_step_rank", args.value_heads),
+                ("ssm.inner_size", args.value_heads * args.state_dim))
+
+
+def latent_numbers(args):
     yield from (("feed_forward_length", args.dense_inter), ("attention.head_count_kv", 1),
                 ("leading_dense_block_count", args.dense_layers), ("attention.q_lora_rank", args.q_rank),
                 ("attention.kv_lora_rank", args.kv_rank), ("attention.key_length", args.kv_rank + args.rope_dim),
                 ("attention.value_length", args.kv_rank), ("attention.key_length_mla", args.head_dim + args.rope_dim),
-                ("attention.value_length_mla", args.head_dim), ("rope.dimension_count", args.rope_dim),
-                ("rope.freq_base", 1e4), ("expert_shared_count", 1), ("expert_gating_func", SIGMOID),
-                ("expert_weights_scale", 2.5), ("expert_group_count", args.groups),
-                ("expert_group_used_count", args.used_groups))
+                ("attention.value_length_mla", args.value_dim), ("rope.dimension_count", args.rope_dim),
+                ("expert_shared_count", 1), ("expert_gating_func", SIGMOID), ("expert_weights_scale", 2.5),
+                ("vocab_size", args.vocab))
+    if args.arch == "deepseek2":
+        yield from (("rope.freq_base", 1e4), ("expert_group_count", args.groups),
+                    ("expert_group_used_count", args.used_groups))
+    else:
+        yield from (("rope.freq_base", 1e6), ("attention.indexer.head_count", args.index_heads),
+                    ("attention.indexer.key_length", args.index_dim), ("attention.indexer.top_k", args.index_top_k))
 
 
 def metadata(args):
@@ -107,9 +133,12 @@ def metadata(args):
     yield field("general.file_type", TYPE_U32, 2)
     for key, number in numbers(args):
         yield field(f"{args.arch}.{key}", TYPE_F32 if isinstance(number, float) else TYPE_U32, number)
-    if args.arch == "deepseek2":
-        yield field("deepseek2.vocab_size", TYPE_U32, args.vocab)
-        yield field("deepseek2.expert_weights_norm", TYPE_BOOL, True)
+    if args.arch in LATENT:
+        yield field(f"{args.arch}.expert_weights_norm", TYPE_BOOL, True)
+    if args.arch == "qwen35moe":  # of a rotation by time, height and width: a text's three are one
+        eighth = args.rope_dim // 8
+        sections = [args.rope_dim // 2 - 2 * eighth, eighth, eighth, 0]
+        yield field("qwen35moe.rope.dimension_sections", TYPE_I32, sections)
     yield field("tokenizer.ggml.model", TYPE_STRING, "gpt2")
     yield field("tokenizer.ggml.pre", TYPE_STRING, "qwen2")
     yield field("tokenizer.ggml.tokens", TYPE_STRING, tokens)
@@ -119,21 +148,41 @@ def metadata(args):
     yield field("tokenizer.ggml.add_bos_token", TYPE_BOOL, False)
 
 
-def attention(args):
+def attention(args, layer):
     """(name, shape), the fastest dimension first."""
-    if args.arch == "qwen3moe":
+    if args.arch in LATENT:
+        yield from latent_attention(args)
+    elif args.arch == "qwen35moe" and (layer + 1) % args.interval:
+        yield from recurrence(args)
+    else:
         q, kv = args.heads * args.head_dim, args.kv_heads * args.head_dim
-        yield from (("attn_q", (args.hidden, q)), ("attn_k", (args.hidden, kv)), ("attn_v", (args.hidden, kv)),
-                    ("attn_output", (q, args.hidden)), ("attn_q_norm", (args.head_dim,)),
-                    ("attn_k_norm", (args.head_dim,)))
-        return
+        gated = 2 if args.arch == "qwen35moe" else 1  # a gate beside each head
+        yield from (("attn_q", (args.hidden, gated * q)), ("attn_k", (args.hidden, kv)),
+                    ("attn_v", (args.hidden, kv)), ("attn_output", (q, args.hidden)),
+                    ("attn_q_norm", (args.head_dim,)), ("attn_k_norm", (args.head_dim,)))
+
+
+def recurrence(args):
+    keys, values = args.key_heads * args.state_dim, args.value_heads * args.state_dim
+    yield from (("attn_qkv", (args.hidden, 2 * keys + values)), ("attn_gate", (args.hidden, values)),
+                ("ssm_conv1d", (args.taps, 2 * keys + values)), ("ssm_dt", (args.value_heads,)),
+                ("ssm_a", (args.value_heads,)), ("ssm_beta", (args.hidden, args.value_heads)),
+                ("ssm_alpha", (args.hidden, args.value_heads)), ("ssm_norm", (args.state_dim,)),
+                ("ssm_out", (values, args.hidden)))
+
+
+def latent_attention(args):
     key = args.head_dim + args.rope_dim
     yield from (("attn_q_a", (args.hidden, args.q_rank)), ("attn_q_a_norm", (args.q_rank,)),
                 ("attn_q_b", (args.q_rank, args.heads * key)),
                 ("attn_kv_a_mqa", (args.hidden, args.kv_rank + args.rope_dim)), ("attn_kv_a_norm", (args.kv_rank,)),
                 ("attn_k_b", (args.head_dim, args.kv_rank, args.heads)),
-                ("attn_v_b", (args.kv_rank, args.head_dim, args.heads)),
-                ("attn_output", (args.heads * args.head_dim, args.hidden)))
+                ("attn_v_b", (args.kv_rank, args.value_dim, args.heads)),
+                ("attn_output", (args.heads * args.value_dim, args.hidden)))
+    if args.arch == "glm-dsa":
+        yield from (("indexer.attn_q_b", (args.q_rank, args.index_heads * args.index_dim)),
+                    ("indexer.attn_k", (args.hidden, args.index_dim)), ("indexer.k_norm", (args.index_dim,)),
+                    ("indexer.k_norm.bias", (args.index_dim,)), ("indexer.proj", (args.hidden, args.index_heads)))
 
 
 def feed_forward(args, layer):
@@ -142,31 +191,40 @@ def feed_forward(args, layer):
                     (f"ffn_up{suffix}", (args.hidden, inter, *experts)),
                     (f"ffn_down{suffix}", (inter, args.hidden, *experts)))
 
-    if args.arch == "deepseek2" and layer < args.dense_layers:
+    if args.arch in LATENT and layer < args.dense_layers:
         yield from matrices("", args.dense_inter)
         return
     yield "ffn_gate_inp", (args.hidden, args.experts)
     yield from matrices("_exps", args.inter, args.experts)
-    if args.arch == "deepseek2":
+    if args.arch in LATENT:
         yield "exp_probs_b", (args.experts,)
+    if args.arch != "qwen3moe":
         yield from matrices("_shexp", args.inter)
+    if args.arch == "qwen35moe":
+        yield "ffn_gate_inp_shexp", (args.hidden,)
+
+
+# Of tensors that are no weights of a module.
+NAMES = {"exp_probs_b": "exp_probs_b.bias", "ssm_dt": "ssm_dt.bias", "ssm_a": "ssm_a",
+         "indexer.k_norm.bias": "indexer.k_norm.bias"}
 
 
 def tensors(args):
     """(name, shape, type)."""
-    def row(name, shape):
-        plain = len(shape) == 1 or name.endswith("ffn_gate_inp")
-        suffix = "bias" if name.endswith("exp_probs_b") else "weight"
-        experts = ANY_BYTES[args.expert_type][0] if args.expert_type != "q4_0" and name.endswith("_exps") else GGML_Q4_0
-        return f"{name}.{suffix}", shape, GGML_F32 if plain else experts
+    def row(prefix, name, shape):
+        plain = len(shape) == 1 or name in PLAIN
+        chosen = args.expert_type != "q4_0" and name.endswith("_exps")
+        packed = ANY_BYTES[args.expert_type][0] if chosen else GGML_Q4_0
+        return prefix + NAMES.get(name, f"{name}.weight"), shape, GGML_F32 if plain else packed
 
-    yield row("token_embd", (args.hidden, args.vocab))
-    yield row("output_norm", (args.hidden,))
-    yield row("output", (args.hidden, args.vocab))
+    yield row("", "token_embd", (args.hidden, args.vocab))
+    yield row("", "output_norm", (args.hidden,))
+    yield row("", "output", (args.hidden, args.vocab))
+    between = "post_attention_norm" if args.arch == "qwen35moe" else "ffn_norm"
     for layer in range(args.layers):
-        parts = (("attn_norm", (args.hidden,)), *attention(args), ("ffn_norm", (args.hidden,)),
+        parts = (("attn_norm", (args.hidden,)), *attention(args, layer), (between, (args.hidden,)),
                  *feed_forward(args, layer))
-        yield from (row(f"blk.{layer}.{name}", shape) for name, shape in parts)
+        yield from (row(f"blk.{layer}.", name, shape) for name, shape in parts)
 
 
 def size_of(shape, kind):
@@ -221,6 +279,16 @@ def router(args, random):
     return weights.astype("<f4").tobytes()
 
 
+def plain_numbers(name, shape, random):
+    """What is never rounded: convolutions and an indexer's weights of one size with their input, rates of decay from
+    one token in fifty to nearly all, biases and the gate of a shared expert zero, norms one."""
+    if name.endswith(("ssm_conv1d.weight", "indexer.proj.weight")):
+        return random.normal(0, 1 / np.sqrt(shape[0]), shape[::-1])
+    if name.endswith("ssm_a"):
+        return -np.exp(random.uniform(-4, 2, shape))
+    return (np.zeros if name.endswith(("bias", "ffn_gate_inp_shexp.weight")) else np.ones)(shape)
+
+
 def contents(name, shape, kind, args, pools, random):
     """The bytes of a tensor, in pieces of the pool of blocks of its type."""
     if name == "token_embd.weight":
@@ -228,7 +296,7 @@ def contents(name, shape, kind, args, pools, random):
     elif name.endswith("ffn_gate_inp.weight"):
         yield router(args, random)
     elif kind == GGML_F32:
-        yield (np.zeros if name.endswith("bias") else np.ones)(shape, "<f4").tobytes()
+        yield plain_numbers(name, shape, random).astype("<f4").tobytes()
     elif kind != GGML_Q4_0:
         yield from (piece.tobytes() for piece in cut(pools[kind], int(np.prod(shape)) // SIZES[kind][0], random))
     else:
