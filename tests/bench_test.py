@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,12 @@ SMALL = "--layers 2 --experts 32 --top-k 4 --hidden 256 --inter 128 --vocab 2000
 GQA = "--heads 4 --kv-heads 2".split()
 MLA = ("--arch deepseek2 --layers 3 --dense-inter 256 --heads 4 --q-rank 64 --kv-rank 64"
        " --groups 4 --used-groups 2").split()
+
+DELTA = ("--arch qwen35moe --layers 4 --heads 4 --kv-heads 2 --head-dim 64 --rope-dim 16 --key-heads 2"
+         " --value-heads 4 --state-dim 32").split()
+DSA = ("--arch glm-dsa --layers 3 --dense-inter 256 --heads 4 --q-rank 64 --kv-rank 64 --head-dim 32 --value-dim 32"
+       " --rope-dim 16 --index-heads 24 --index-dim 32 --index-top-k 16").split()
+SHAPES = {"qwen3moe": GQA, "deepseek2": MLA, "qwen35moe": DELTA, "glm-dsa": DSA}
 
 
 def bench(model, *words):
@@ -40,7 +47,7 @@ def test_random_experts_of_a_grid(kind, tmp_path):
     assert point["prefill_distinct_experts"] > 0.9 * even(32, 4, 2 * 2 * 64)
 
 
-@pytest.mark.parametrize("shape", [GQA, MLA], ids=["qwen3moe", "deepseek2"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_random_models_route_like_models(shape, tmp_path):
     point, said = bench(model_file(tmp_path / "m.gguf", *shape))
     assert said == ""
@@ -48,6 +55,36 @@ def test_random_models_route_like_models(shape, tmp_path):
     assert point["decode_distinct_experts"] > 0.8 * even(32, 4, 2 * 2 * 24)
     assert point["decode_even_distinct_experts"] == pytest.approx(even(32, 4, 2 * 2 * 24))
     assert 8 / 32 < point["prefill_busiest_share"] < 0.5
+
+
+# What llama.cpp asks files of an architecture for beyond what all have, and which of their tensors tell them apart.
+NEEDS = {
+    "qwen35moe": (["rope.dimension_sections", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size",
+                   "ssm.time_step_rank", "ssm.group_count"],
+                  ["blk.2.ssm_a", "blk.2.ssm_dt.bias", "blk.0.ssm_conv1d.weight", "blk.3.attn_q_norm.weight"]),
+    "glm-dsa": (["expert_shared_count", "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
+                 "attention.value_length_mla", "attention.indexer.head_count", "attention.indexer.key_length",
+                 "attention.indexer.top_k"],
+                ["blk.0.ffn_gate.weight", "blk.2.indexer.k_norm.bias", "blk.1.indexer.proj.weight",
+                 "blk.1.exp_probs_b.bias"]),
+}
+
+
+@pytest.mark.parametrize("arch", NEEDS)
+def test_random_files_have_what_llama_cpp_asks_for(arch, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    file = gguf.GGUFReader(model_file(tmp_path / "m.gguf", *SHAPES[arch]))
+    keys, names = NEEDS[arch]
+    assert [key for key in keys if f"{arch}.{key}" not in file.fields] == []
+    stored = {tensor.name for tensor in file.tensors}
+    assert set(names) <= stored
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[number]}
+    plain = {re.sub(r"^blk\.\d+\.", "blk.{bid}.", re.sub(r"\.(weight|bias)$", "", name)) for name in stored}
+    assert plain <= known, plain - known
+    done = subprocess.run([KT, "estimate", str(tmp_path / "m.gguf"), "--bandwidth", "10"], capture_output=True,
+                          text=True)
+    assert done.returncode == 0 and "not used" not in done.stderr, done.stderr
 
 
 def test_or_by_a_law(tmp_path):
