@@ -309,19 +309,22 @@ class TestLogits:
         model.says_gating = False
         check(probe(model.write(tmp_path / "m.gguf")), expected(root, "deepseek_v3"))
 
-    def test_layers_that_predict_further_tokens_are_left_alone(self, root, tmp_path):
-        model = gguf_files.Model(published(root, "glm4_moe"))
+    @pytest.mark.parametrize("key", ["glm4_moe", "qwen3_5_moe", "glm_moe_dsa"])
+    def test_layers_that_predict_further_tokens_are_left_alone(self, root, key, tmp_path):
+        """They look like the last layer, which attends; and the estimate says that they are idle."""
+        model = gguf_files.Model(published(root, key))
+        layers = model.config["num_hidden_layers"]
+        last, extra = f"blk.{layers - 1}.", f"blk.{layers}."
         model.config["num_nextn_predict_layers"] = 1
-        extra = {
-            name.replace("blk.2.", "blk.3."): tensor for name, tensor in model.tensors.items() if "blk.2." in name
-        }
-        model.tensors.update(extra)
-        model.tensors["blk.3.nextn.eh_proj.weight"] = (np.zeros((64, 128), np.float32), gguf_files.F32)
+        model.tensors |= {name.replace(last, extra): tensor for name, tensor in model.tensors.items() if last in name}
+        model.tensors[extra + "nextn.eh_proj.weight"] = (np.zeros((64, 128), np.float32), gguf_files.F32)
 
         def says_so(writer):
-            writer.add_uint32("glm4moe.nextn_predict_layers", 1)
+            writer.add_uint32(gguf_files.ARCHITECTURES[model.type] + ".nextn_predict_layers", 1)
 
-        check(probe(model.write(tmp_path / "m.gguf", says_so)), expected(root, "glm4_moe"))
+        path = model.write(tmp_path / "m.gguf", says_so)
+        check(probe(path), expected(root, key))
+        assert f"layers for further tokens ({extra}" in kt("estimate", path, "--bandwidth", 10).stderr
 
     def test_split(self, root, tmp_path):
         model = gguf_files.Model(published(root, "qwen3_moe"))

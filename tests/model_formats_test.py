@@ -90,6 +90,11 @@ CASES = {
     "int4_g32-ernie4_5_moe-even": Case("ernie4_5_moe", dict(hidden_size=256, intermediate_size=256,
                                                             moe_intermediate_size=128),
                                        lambda: published.Packed(4, 32, False)),
+    "int4_g32-qwen3_next-even": Case("qwen3_next", dict(hidden_size=96, moe_intermediate_size=64,
+                                                        shared_expert_intermediate_size=96, linear_value_head_dim=64),
+                                     lambda: published.Packed(4, 32, False)),
+    "int4_g32-glm_moe_dsa-even": Case("glm_moe_dsa", dict(hidden_size=128, moe_intermediate_size=64),
+                                      lambda: published.Packed(4, 32, True)),
     "mxfp4-gpt_oss": Case("gpt_oss", {}, published.GptOssMxfp4),
     "mxfp4-gpt_oss-wider": Case("gpt_oss", dict(hidden_size=160, intermediate_size=96), published.GptOssMxfp4),
 }
