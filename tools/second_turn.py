@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How soon a long conversation goes on: the time to the first token of its later turns at a running server, beside that
-of the same number of new tokens alone. What lies between the two is what the conversation costs that is cached: finding
-its pages, copying a state, the tokens between the last border and its end, attention to all before. Needs no packages.
+"""How soon a long conversation goes on: the time to the first token of its later turns at a running server, and where
+it goes. New tokens have a time of their own, as a part of all that ran; what is more is what the cached ones cost: the
+tokens between the last border and their end, finding pages, copying a state, reading the whole text. Needs no packages.
 
     kt run MODEL.gguf --port 8001 --chat-template T.jinja
     second_turn.py http://127.0.0.1:8001 --tokens 32768 --new 64 --turns 4
@@ -41,6 +41,13 @@ def chat(url, messages, tokens):
     return first, answer, usage
 
 
+def in_steps(url):
+    """Seconds that a server of kt's spent in steps so far."""
+    with urllib.request.urlopen(url + "/metrics", timeout=60) as reply:
+        lines = reply.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("kt_step_part_seconds_total"))
+
+
 def cached_of(usage):
     return (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
@@ -49,7 +56,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     for name, number, words in (("tokens", 32768, "of the first turn"), ("new", 64, "of a later message"),
-                                ("turns", 4, "in all"), ("answer", 16, "tokens of an answer"), ("seed", 1, "")):
+                                ("turns", 4, "in all"), ("seed", 1, "")):
         parser.add_argument("--" + name, type=int, default=number, help=f"{words} [{number}]")
     args = parser.parse_args()
     draw = random.Random(args.seed)
@@ -59,15 +66,18 @@ def main():
 
     small, large = (chat(args.url, said(words), 1)[2]["prompt_tokens"] for words in (100, 600))
     each = (large - small) / 500  # tokens of a word
-    new = round(args.new / each)
-    alone = sorted(chat(args.url, said(new), 2) for _ in range(5))[2]
-    print(f"{alone[2]['prompt_tokens']} tokens alone: first token after {alone[0] * 1e3:.0f} ms")
-    messages = said(round(args.tokens / each))
+    messages, before = said(round(args.tokens / each)), 0
     for turn in range(args.turns):
-        first, answer, usage = chat(args.url, messages, args.answer)
-        print(f"turn {turn + 1}: {usage['prompt_tokens']} tokens, {cached_of(usage)} of them cached: first token after "
-              f"{first * 1e3:.0f} ms" + (f", {(first - alone[0]) * 1e3:.0f} ms more" if turn else ""), flush=True)
-        messages += [dict(role="assistant", content=answer), *said(new)]
+        steps = in_steps(args.url)
+        first, answer, usage = chat(args.url, messages, 1)
+        steps = in_steps(args.url) - steps
+        tokens, cached = usage["prompt_tokens"], cached_of(usage)
+        own = steps * (tokens - before) / (tokens - cached)
+        print(f"turn {turn + 1}: {tokens} tokens, {cached} cached, {tokens - before} new: first token after "
+              f"{first * 1e3:.0f} ms, of which {steps * 1e3:.0f} in steps, {own * 1e3:.0f} for the new tokens; "
+              f"{(first - own) * 1e3:.0f} more", flush=True)
+        messages += [dict(role="assistant", content=answer), *said(round(args.new / each))]
+        before = tokens
 
 
 if __name__ == "__main__":
