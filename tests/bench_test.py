@@ -19,7 +19,7 @@ MLA = ("--arch deepseek2 --layers 3 --dense-inter 256 --heads 4 --q-rank 64 --kv
 DELTA = ("--arch qwen35moe --layers 4 --heads 4 --kv-heads 2 --head-dim 64 --rope-dim 16 --key-heads 2"
          " --value-heads 4 --state-dim 32").split()
 DSA = ("--arch glm-dsa --layers 3 --dense-inter 256 --heads 4 --q-rank 64 --kv-rank 64 --head-dim 32 --value-dim 32"
-       " --rope-dim 16 --index-heads 24 --index-dim 32 --index-top-k 16").split()
+       " --rope-dim 16 --index-heads 24 --index-dim 128 --index-top-k 16").split()
 SHAPES = {"qwen3moe": GQA, "deepseek2": MLA, "qwen35moe": DELTA, "glm-dsa": DSA}
 
 
