@@ -201,6 +201,35 @@ TEST(AttentionBench, MeasuresDecodeAndChunks) {
   }
 }
 
+TEST(AttentionCall, ChosenKeysAreReadAndAllKeysOfTheIndexer) {
+  AttentionSetup setup = small_attention();
+  setup.indexer = {.budget = 10, .heads = 3, .dim = 32};
+  const double token_bytes = 2.0 * 2 * (64 + 64) * 2, index_bytes = 2.0 * 32 * 2;
+  const double seen = 2.0 * 2 * 8 * (64 + 64), scored = 2.0 * 2 * 3 * 32;
+  const LimitCall decode = attention_call(setup, 100, 1);
+  EXPECT_EQ(decode.bytes, token_bytes * 10 + index_bytes * 100);
+  EXPECT_EQ(decode.operations, seen * 10 + scored * 100);
+  // The first ten see no more than the budget, and nobody chooses for them.
+  EXPECT_EQ(attention_call(setup, 12, 12).operations, seen * (45 + 3 * 10) + scored * (11 + 12));
+  EXPECT_EQ(attention_call(setup, 10, 1).bytes, token_bytes * 10);
+  EXPECT_EQ(attention_call(setup, 10, 1).operations, seen * 10);
+}
+
+TEST(AttentionBench, MeasuresChosenKeys) {
+  AttentionSetup setup = small_attention();
+  setup.indexer = {.budget = 20, .heads = 3, .dim = 32};
+  const AttentionBench bench(setup, 200);
+  EXPECT_EQ(bench.layers(), 3);
+  const KvShape keys{.d = 32};
+  EXPECT_EQ(bench.bytes(), 3u * 2 * 4 * (setup.shape.page_bytes() + keys.page_bytes()));
+  Reader reader(setup.pool, *setup.kernels, 8 << 20);
+  for (const int tokens : {1, 200}) {
+    const LimitFigures f = bench.measure(reader, tokens, {.seconds = 0.03});
+    expect_sound(f);
+    EXPECT_EQ(f.operations, attention_call(setup, 200, tokens).operations);
+  }
+}
+
 TEST(LinearBench, MeasuresCopies) {
   LinearSetup setup;
   setup.pool = std::make_shared<Pool>(PoolOptions{.threads = 2});

@@ -23,6 +23,7 @@ struct AttentionFlags {
   int heads = 0;  // 0: 32, or 16 of latent attention
   int kv_heads = 4, head_dim = 128, batch = 1, window = 0, layers = 0, threads = 0;
   bool mla = false;
+  BenchIndexer indexer;
   MeasureFlags measure;
   std::vector<int> contexts = {1024, 8192, 16384}, tokens = {1};
   std::string kv = "bf16", isa;
@@ -43,6 +44,9 @@ nlohmann::ordered_json json_of(const Row& row, const AttentionSetup& setup, cons
   out["tokens"] = row.tokens;
   out["batch"] = setup.batch;
   out["window"] = setup.window;
+  if (setup.indexer.budget > 0)
+    out["indexer"] = {
+        {"top_k", setup.indexer.budget}, {"heads", setup.indexer.heads}, {"dim", setup.indexer.dim}};
   out["isa"] = setup.kernels->name;
   out["heads"] = setup.heads;
   out["kv_heads"] = setup.shape.heads;
@@ -91,6 +95,7 @@ AttentionSetup setup_of(const AttentionFlags& flags) {
                  .type = kv_type_named(flags.kv)};
   setup.batch = flags.batch;
   setup.window = flags.window;
+  setup.indexer = flags.indexer;
   if (setup.heads % setup.shape.heads != 0)
     fail("--heads {} is not a multiple of --kv-heads {}", setup.heads, setup.shape.heads);
   if (setup.heads / setup.shape.heads > kMostGroup)
@@ -106,12 +111,17 @@ AttentionSetup setup_of(const AttentionFlags& flags) {
 
 void print_setup(const AttentionSetup& setup, const AttentionFlags& flags) {
   const KvShape& shape = setup.shape;
-  std::printf("%d heads over %s of %d %s; %s, %s; %s cache, %s%s\n\n", setup.heads,
+  const BenchIndexer& indexer = setup.indexer;
+  std::printf("%d heads over %s of %d %s; %s, %s; %s cache, %s%s%s\n\n", setup.heads,
               counted(shape.heads, shape.shared ? "shared head" : "key head").c_str(), shape.d,
               shape.shared ? text("numbers ({} of them values)", shape.dv).c_str() : "numbers",
               setup.kernels->name, counted(setup.pool->threads(), "thread").c_str(), flags.kv.c_str(),
               counted(setup.batch, "sequence").c_str(),
-              setup.window ? text(", window {}", setup.window).c_str() : "");
+              setup.window ? text(", window {}", setup.window).c_str() : "",
+              indexer.budget ? text(", {} keys chosen by {} of {} numbers", indexer.budget,
+                                    counted(indexer.heads, "index head"), indexer.dim)
+                                   .c_str()
+                             : "");
 }
 
 void run_attention(const AttentionFlags& flags) {
@@ -171,8 +181,22 @@ void add_flags(CLI::App& verb, AttentionFlags& flags) {
   verb.add_option("-b,--batch,--batch-size", flags.batch, "Sequences of a call")
       ->check(within(1, kMostSequences))
       ->capture_default_str();
-  verb.add_option("--window", flags.window, "Positions a token sees; default: all")
-      ->check(within(1, kMostTokens));
+  const auto window = verb.add_option("--window", flags.window, "Positions a token sees; default: all")
+                          ->check(within(1, kMostTokens));
+  const auto top_k =
+      verb.add_option("--index-top-k", flags.indexer.budget,
+                      "Keys that an indexer chooses for each token; its scores of all keys are part of "
+                      "the call; default: none, all are seen")
+          ->check(within(1, kMostTokens))
+          ->excludes(window);
+  verb.add_option("--index-heads", flags.indexer.heads, "Heads of the indexer")
+      ->check(within(1, kMostGroup))
+      ->capture_default_str()
+      ->needs(top_k);
+  verb.add_option("--index-dim", flags.indexer.dim, "Numbers of an indexer's head")
+      ->check(within(1, kMostHeadWidth))
+      ->capture_default_str()
+      ->needs(top_k);
   verb.add_option("--kv", flags.kv, "Type of the cache")
       ->check(CLI::IsMember({"bf16", "int8", "f32"}))
       ->capture_default_str();
@@ -213,6 +237,7 @@ void add_microbench_mla(CLI::App& microbench, Invocation& run) {
       "As kt microbench attention --mla, whose page says what the limit is.\n\n"
       "Examples:\n"
       "  kt microbench mla -b 1 -s 8192\n"
+      "  kt microbench mla --heads 64 -s 65536 --index-top-k 2048\n"
       "  kt microbench mla --heads 128 -s 4096 -n 50 -w 5 -o mla.json");
   verb->callback([&run, flags] { run.action = [flags] { run_attention(*flags); }; });
 }
