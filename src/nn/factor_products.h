@@ -12,8 +12,7 @@ namespace kt::inline nn {
 
 class FactorProducts {
  public:
-  static constexpr int kBf16Rows =
-      32;  // fewer are not worth packing, and lose more to rounding than they gain
+  static constexpr int kBf16Rows = 48;   // fewer are hardly worth packing, and show what rounding does
   static constexpr int kMostK = 1024;    // of a product
   static constexpr int kMostRows = 512;  // of rows that are summed over, at once
 
