@@ -57,7 +57,8 @@ NodeBackward::NodeBackward(const Setting& s)
       first_(s.first),
       direct_(s.direct),
       bf16_(*s.experts->kernels, s.kept_type == Real::kBf16),
-      f32_(*s.experts->kernels, false) {}
+      f32_(*s.experts->kernels, false),
+      factors_bf16_(bf16_.bf16() && s.args->lora.wide()) {}
 
 int NodeBackward::spans() const { return ceil_div(shard_.end - shard_.begin, kSpan); }
 
@@ -93,7 +94,9 @@ void NodeBackward::plan_groups() {
   const Format& format = bf16 ? kBf16Panel : kF32Panel;
   const Route route = bf16 ? Route::kManyBf16 : Route::kManyF32;
   transpose_ = bf16 ? back_.transpose_bf16 : back_.transpose_f32;
-  const auto rank = [&](const LowRank& f) { return f.empty() || !bf16 ? 0 : round_up(f.rank, kChunk); };
+  const auto rank = [&](const LowRank& f) {
+    return f.empty() || !factors_bf16_ ? 0 : round_up(f.rank, kChunk);
+  };
   down_k_ = round_up(shape_.hidden, kChunk);
   both_k_ = static_cast<int>(round_up(shard_.both(), int64_t{kChunk}));
   plain_down_ = packing_for(format, kChunk, down_k_ + rank(args_.lora.down), kernels_.fragment, "down");
@@ -154,7 +157,7 @@ void NodeBackward::lay_out_worker() {
   const auto turned = [&](int k, int width) {
     return static_cast<size_t>(width / kBlockRows * std::max(bf16_.block_bytes(k), f32_.block_bytes(k)));
   };
-  if (bf16 && !args_.lora.empty())
+  if (factors_bf16_)
     multiply_bytes_ =
         std::max({multiply_bytes_, bf16_.product_bytes(most_rows, 2 * kChunk),
                   bf16_.sum_bytes(std::max(gate_up_.rank, down_.rank)), adapter_.scratch_bytes()});
@@ -401,7 +404,7 @@ void NodeBackward::fill_down_panel(const ExpertGroup& group, int column, int chu
              .first = column,
              .chunks = chunks},
             plain_down_, panel);
-  if (!down_.rank || !bf16_.bf16()) return;
+  if (!down_.rank || !factors_bf16_) return;
   const LowRank& f = args_.lora.down;
   for (int c = 0; c < chunks; ++c) {
     const Columns columns = columns_at(column + c * kChunk);
@@ -622,7 +625,7 @@ void NodeBackward::sum_spans(const WorkItem& item) noexcept {
     scale(down_, args_.lora.down.scale * routing_.weight[row]);
     if (direct_ && args_.weights_grad) args_.weights_grad[routing_.pair[row]] = weights_[row];
   }
-  if (gate_up_.rank && args_.input_grad && bf16_.bf16())
+  if (gate_up_.rank && args_.input_grad && factors_bf16_)
     pack_factor({group, 0, group.m}, gate_up_.sums + int64_t{group.first} * gate_up_.width, gate_up_,
                 parts_[item.group].gate_up, both_k_);
 }
@@ -674,7 +677,7 @@ void NodeBackward::fill_gate_up_panel(const ExpertGroup& group, const WorkItem& 
   };
   part(shard_.gate, shard_.paired ? 2 * blocks : blocks, 0);
   if (!shard_.paired) part(shard_.up, blocks, static_cast<int>(shard_.up_at()));
-  if (!gate_up_.rank || !bf16_.bf16()) return;
+  if (!gate_up_.rank || !factors_bf16_) return;
   const LowRank& f = args_.lora.gate_up;
   bf16_.turn({.from = f.a + int64_t{group.expert} * f.rank * shape_.hidden + columns.begin,
               .k_step = shape_.hidden,

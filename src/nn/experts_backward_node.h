@@ -114,7 +114,7 @@ class NodeBackward {
   void list_items();
   void list_input();
   int wide_columns(int m) const;
-  bool takes_bf16(int m) const { return bf16_.bf16() && m >= FactorProducts::kBf16Rows; }
+  bool takes_bf16(int m) const { return factors_bf16_ && m >= FactorProducts::kBf16Rows; }
   const FactorProducts& products(int m) const { return takes_bf16(m) ? bf16_ : f32_; }
   void lay_out_worker();
 
@@ -179,6 +179,7 @@ class NodeBackward {
   Packing plain_down_, plain_gate_up_;  // of the transposed panels, A's columns behind the others
   int down_k_ = 0, both_k_ = 0;         // where these begin
   FactorProducts bf16_, f32_;           // of low-rank factors, for groups of many rows and of few
+  bool factors_bf16_ = false;           // whether there are any of the first kind
   void (*transpose_)(const TransposeArgs&) noexcept = nullptr;
   Factors gate_up_, down_;
   size_t weights_at_ = 0, input_at_ = 0;

@@ -99,7 +99,7 @@ TEST(ExpertsGrad, WithATileUnit) {
   for (const char* name : {"bf16", "int4_g32", "q4_k"}) {
     const Format& format = format_named(name);
     const Layer layer(shape_for(format), format, 60, true);
-    for (const auto& [rows, rank] : {std::pair{3, 8}, {48, 3}, {60, 70}, {128, 16}}) {
+    for (const auto& [rows, rank] : {std::pair{3, 8}, {48, 3}, {48, 8}, {60, 70}, {128, 16}}) {
       const Batch batch = rows_batch(rows, layer.shape, 61);
       const RandomLora lora(layer.shape, rank, 62);
       const auto dout = random_grad(batch, layer.shape, 63);

@@ -12,7 +12,8 @@ namespace kt::inline nn {
 
 class FactorProducts {
  public:
-  static constexpr int kBf16Rows = 48;   // fewer are hardly worth packing, and show what rounding does
+  static constexpr int kBf16Rows = 48;  // fewer are hardly worth packing, and show what rounding does
+  static constexpr int kBf16Rank = 8;
   static constexpr int kMostK = 1024;    // of a product
   static constexpr int kMostRows = 512;  // of rows that are summed over, at once
 

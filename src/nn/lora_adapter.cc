@@ -57,7 +57,7 @@ LoraAdapter::LoraAdapter(const Experts& experts, const ExpertLora& lora, bool bf
       shape_(experts.shape()),
       parts_(experts.state().padding),
       lora_(lora),
-      products_(experts.kernels(), bf16) {
+      products_(experts.kernels(), bf16 && lora.wide()) {
   check(lora.gate_up, "gate and up");
   check(lora.down, "down");
 }

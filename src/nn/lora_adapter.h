@@ -1,5 +1,6 @@
 // Low-rank factors beside the weights of experts: W' = W + scale * B A for gate|up and for down, as fine-tuning makes
-// them. In f32, whatever the weights are, but for groups of kBf16Rows and more where training asks for bf16 operands.
+// them. In f32, whatever the weights are, but for wide factors and groups of kBf16Rows and more where training asks for
+// bf16 operands.
 #pragma once
 #include "nn/expert_adapter.h"
 #include "nn/factor_products.h"
@@ -20,6 +21,11 @@ struct ExpertLora {
   LowRank gate_up;
   LowRank down;  // in: inter; out: hidden
   bool empty() const { return gate_up.empty() && down.empty(); }
+  // Whether rounding operands to bf16 pays: narrower factors cost little in f32 and are sums of too few numbers.
+  bool wide() const {
+    const auto is = [](const LowRank& f) { return f.empty() || f.rank >= FactorProducts::kBf16Rank; };
+    return !empty() && is(gate_up) && is(down);
+  }
 };
 
 // Keeps scale * A x of a row, in bf16 in the order in which products take it. Views: the factors, and the experts it is
