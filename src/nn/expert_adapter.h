@@ -39,8 +39,8 @@ class ExpertAdapter {
     const void* source = nullptr;     // row i is source row tokens[i] for kTokens, else i
     Real type = Real::kF32;
     int64_t stride = 0;  // elements between source rows
-    float* kept =
-        nullptr;  // of the group, kept_floats(input) for each row and for those up to a multiple of kReadRows
+    // Of the group, kept_floats(input) for each row and for those up to a multiple of kReadRows: to be written.
+    float* kept = nullptr;
     std::byte* scratch = nullptr;  // scratch_bytes(), 64-byte aligned, this worker's
     const Acts* packed = nullptr;  // the same rows for a product in bf16, where they are packed so
 

@@ -8,9 +8,9 @@
 namespace kt::inline nn {
 namespace {
 
-constexpr int kWide =
-    256;  // columns of the wide operand of an outer sum that are packed and multiplied together
-constexpr int kNarrow = 16;
+// Columns of the wide operand of an outer sum that are packed and multiplied together.
+constexpr int kWide = 256;
+constexpr int kNarrow = 16;  // of the other: fewer, beside less than kWide, are summed in f32
 
 }  // namespace
 

@@ -38,8 +38,8 @@ class FactorProducts {
   int64_t block_bytes(int k) const { return round_up(k, kChunk) * row_bytes(); }
 
   struct Product {
-    const void* a =
-        nullptr;  // [m, k]: row i is source row (index ? index[i] : i); in f32 no index, no other types
+    // [m, k]: row i is source row (index ? index[i] : i); in f32 no index, no other types
+    const void* a = nullptr;
     Real type = Real::kF32;
     int64_t a_stride = 0;  // elements
     const int32_t* index = nullptr;
