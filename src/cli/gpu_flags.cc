@@ -1,5 +1,7 @@
 #include "cli/gpu_flags.h"
 
+#include <charconv>
+
 #include "base/error.h"
 #include "cli/settings.h"
 #include "cuda/driver.h"
@@ -29,7 +31,22 @@ std::string size_problem(std::string_view value) {
   return problem_of([&] { parse_bytes(value, ""); });
 }
 
+// --gpu-prefill-threshold: none: auto.
+std::optional<int> prefill_threshold(std::string_view value) {
+  if (value == "auto") return {};
+  if (value == "off") return 0;
+  int tokens = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), tokens);
+  if (error != std::errc() || end != value.data() + value.size() || tokens < 0)
+    fail("expected a number of tokens, auto or off, got '{}'", value);
+  return tokens;
+}
+
 }  // namespace
+
+std::string prefill_threshold_problem(std::string_view value) {
+  return problem_of([&] { prefill_threshold(value); });
+}
 
 std::string gpu_problem(std::string_view value) {
   const std::string wrong = problem_of([&] { gpu_choice_named(value); });
@@ -78,6 +95,16 @@ void GpuUseFlags::add_to(CLI::App& verb) {
       verb.add_option("--expert-statistics,--init-expert-location", statistics,
                       "How often each expert was chosen: JSON or a torch file, as SGLang's recorder and "
                       "kt_kernel write them"),
+      verb.add_option("--gpu-prefill-threshold,--kt-gpu-prefill-token-threshold,--kt-gpu-prefill-threshold", prefill_from,
+                      "Prompts: from how many tokens of a step on routed experts pass through the GPU, over the "
+                      "link, instead of staying on the CPU; auto: from where that is faster, measured at the start")
+          ->type_name("N|auto|off")
+          ->check(readable(prefill_threshold_problem, "N|auto|off", "threshold"))
+          ->capture_default_str(),
+      verb.add_option("--gpu-prefill-chunk", prefill_chunk,
+                      "Tokens of a prompt to run at once while nobody is answering; default: up to 16384, as "
+                      "memory allows")
+          ->check(positive()),
       verb.add_option("--mem-fraction-static", share,
                       "--gpu-memory as a share of the card, up to 1, as SGLang takes it")
           ->check(positive())
@@ -95,6 +122,7 @@ void GpuUseFlags::take(const Settings& settings, const CLI::App& verb) {
   if (!given("--gpu-experts")) experts = settings.text("run.gpu-experts");
   if (!given("--expert-placement")) placement = settings.text("run.expert-placement");
   if (!given("--expert-statistics")) statistics = settings.text("run.expert-statistics");
+  if (!given("--gpu-prefill-threshold")) prefill_from = settings.text("run.gpu-prefill-threshold");
 }
 
 GpuChoice GpuUseFlags::choice() const {
@@ -108,7 +136,9 @@ PlacementOptions GpuUseFlags::placement_options() const {
   PlacementOptions out{.gpu_memory = memory.empty() ? 0 : parse_bytes(memory, "--gpu-memory"),
                        .share = share,
                        .experts = parse_expert_wish(experts, "--gpu-experts"),
-                       .statistics = statistics};
+                       .statistics = statistics,
+                       .prefill_from = prefill_threshold(prefill_from),
+                       .prefill_chunk = prefill_chunk};
   if (experts_ratio >= 0) out.experts = {.kind = ExpertWish::Kind::kShare, .amount = experts_ratio};
   if (!placement.empty()) out.strategy = expert_strategy_named(placement);
   return out;

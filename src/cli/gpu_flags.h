@@ -16,6 +16,8 @@ inline constexpr std::string_view kUsualGpu = "auto";
 struct GpuUseFlags {
   std::string device{kUsualGpu};  // of --gpu
   std::string memory, experts = "auto", placement, statistics;
+  std::string prefill_from = "auto";
+  int prefill_chunk = 0;
   double experts_ratio = -1;  // below 0: not given
   double share = 0;           // of --mem-fraction-static
 
@@ -38,5 +40,6 @@ struct GpuUseFlags {
 std::string gpu_problem(std::string_view value);
 std::string gpu_experts_problem(std::string_view value);
 std::string expert_placement_problem(std::string_view value);
+std::string prefill_threshold_problem(std::string_view value);
 
 }  // namespace kt::inline cli

@@ -49,7 +49,7 @@ struct RunFlags {
   AccessOptions access;
   TlsFiles tls;
   bool log_requests = false;
-  int port = 0, nodes = 0, requests = 0, waiting = ServiceOptions{}.max_waiting;
+  int port = 0, nodes = 0, requests = 0, waiting = ServiceOptions{}.max_waiting, max_pause = 400;
   int64_t tokens = 0;
   double timeout = 0;
   bool dry_run = false, json = false, download = false, quantize = false, strict = false;
@@ -304,6 +304,7 @@ void run(RunFlags flags) {
   ServiceOptions service{.name = served_name(flags),
                          .version = version(),
                          .max_running = use.sequences,
+                         .max_pause = std::chrono::milliseconds(flags.max_pause),
                          .max_waiting = flags.waiting,
                          .request_timeout_s = flags.timeout,
                          .syntax = flags.parsers.syntax(chat_template, opened.tokenizer()),
@@ -386,8 +387,6 @@ void add_established(CLI::App& verb, RunFlags& flags) {
                   "The same as --adapter, several in a row: NAME=PATH ...")
       ->type_name("[NAME=]PATH");
   accepted("--tensor-parallel-size,--tp-size,--tp", "Accepted: experts are shared by all NUMA nodes");
-  accepted("--kt-gpu-prefill-threshold,--kt-gpu-prefill-token-threshold",
-           "Tokens from which experts of prompts run on the GPU. Accepted: they run on the CPU");
   verb.add_flag("--strict", flags.strict, "Refuse flags that mean nothing here instead of noting them");
   verb.add_option("--save", flags.save, "Keep this command line under a name; kt run @NAME runs it again");
   verb.add_option("--forget", flags.forget, "Forget the command line of that name, and run nothing");
@@ -419,6 +418,10 @@ void add_run(CLI::App& kt, Invocation& invocation) {
       ->check(CLI::Range(0, 65535));
   add_access(*verb, *flags);
   verb->add_option("--served-model-name", flags->name, "The model's name in the API; default: its folder's");
+  verb->add_option("--max-pause", flags->max_pause,
+                   "Milliseconds that answers wait at most while a prompt passes through a GPU")
+      ->check(positive())
+      ->capture_default_str();
   verb->add_option("--max-running-requests", flags->requests, "Requests at once; others wait; default: 8")
       ->check(positive());
   verb->add_option("--max-queued-requests", flags->waiting, "Requests that may wait; more get status 429")

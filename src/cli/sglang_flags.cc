@@ -151,8 +151,6 @@ struct Reason {
 
 // Of those that people are most likely to miss.
 constexpr std::string_view kNoGpu = "no GPU is used; see --gpu";
-constexpr std::string_view kPrompts =
-    "no prompts are streamed: experts without a copy on a GPU run them on the CPU";
 constexpr std::string_view kShared = "experts are shared by all NUMA nodes";
 constexpr auto kReasons = std::to_array<Reason>({
     {"--mem-fraction-static", "memory is planned before loading; see --max-total-tokens and --max-memory"},
@@ -174,8 +172,8 @@ constexpr auto kReasons = std::to_array<Reason>({
     {"--init-expert-location", kNoGpu},
     {"--gpu-memory", kNoGpu},
     {"--kt-max-deferred-experts-per-token", "every layer waits for all of its experts"},
-    {"--kt-gpu-prefill-threshold", kPrompts},
-    {"--kt-gpu-prefill-token-threshold", kPrompts},
+    {"--kt-gpu-prefill-threshold", kNoGpu},
+    {"--kt-gpu-prefill-token-threshold", kNoGpu},
     {"--kt-enable-dynamic-expert-update", "experts stay where they were placed"},
     {"--ssl-ca-certs", "clients show keys, not certificates; see --api-key-file"},
     {"--ssl-keyfile-password", "--ssl-keyfile takes a key without a password"},

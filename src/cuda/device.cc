@@ -45,7 +45,8 @@ bool has_kernel(std::string_view module, std::string_view kernel) {
 
 // Errors that a context does not recover from: hardware and kernels that failed.
 bool for_good(CudaResult result) {
-  return (result >= 700 && result < 800) || result == 214 || result == 220 || result == 221 ||
+  // Of the first hundred two say what is page-locked already, and what is not.
+  return (result >= 700 && result < 800 && result != 712 && result != 713) || result == 214 || result == 220 || result == 221 ||
          result == 226 || result == 999;
 }
 
@@ -216,6 +217,69 @@ PinnedBuffer pinned_for(const Gpu& gpu, size_t bytes) {
   }
 }
 
+LockedMemory::LockedMemory(std::shared_ptr<const Gpu> gpu, const void* memory, size_t bytes)
+    : gpu_(std::move(gpu)) {
+  if (bytes == 0) return;
+  const GpuContext context(*gpu_);
+  void* const from = const_cast<void*>(memory);  // it is read alone; CUDA asks for no promise of that
+  const CudaResult result = gpu_->cuda_.host_register(from, bytes, kCudaHostPortable);
+  if (result != 0) gpu_->check(result, text("page-lock {} of memory", human_bytes(bytes)));
+  memory_ = from;
+}
+
+LockedMemory::~LockedMemory() {
+  if (!memory_) return;
+  try {
+    const GpuContext context(*gpu_);
+    const CudaResult result = gpu_->cuda_.host_unregister(memory_);
+    if (result != kCudaDeinitialized) gpu_->check(result, "unlock memory");
+  } catch (const std::exception& error) {
+    warn(error);
+  }
+}
+
+LockedMemory::LockedMemory(LockedMemory&& other) noexcept
+    : gpu_(std::move(other.gpu_)), memory_(std::exchange(other.memory_, nullptr)) {}
+
+LockedMemory& LockedMemory::operator=(LockedMemory&& other) noexcept {
+  std::swap(gpu_, other.gpu_);
+  std::swap(memory_, other.memory_);
+  return *this;
+}
+
+GpuEvent::GpuEvent(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)) {
+  const GpuContext context(*gpu_);
+  gpu_->check(gpu_->cuda_.event_create(&event_, kCudaEventNoTime), "make an event");
+}
+
+GpuEvent::~GpuEvent() {
+  if (!event_) return;
+  try {
+    const GpuContext context(*gpu_);
+    const CudaResult result = gpu_->cuda_.event_destroy(event_);
+    if (result != kCudaDeinitialized) gpu_->check(result, "end an event");
+  } catch (const std::exception& error) {
+    warn(error);
+  }
+}
+
+GpuEvent::GpuEvent(GpuEvent&& other) noexcept
+    : gpu_(std::move(other.gpu_)), event_(std::exchange(other.event_, nullptr)) {}
+
+GpuEvent& GpuEvent::operator=(GpuEvent&& other) noexcept {
+  std::swap(gpu_, other.gpu_);
+  std::swap(event_, other.event_);
+  return *this;
+}
+
+bool GpuEvent::passed() const {
+  const GpuContext context(*gpu_);
+  const CudaResult result = gpu_->cuda_.event_query(event_);
+  if (result == kCudaNotReady) return false;
+  gpu_->check(result, "tell whether an event has passed");
+  return true;
+}
+
 GpuStream::GpuStream(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)) {
   const GpuContext context(*gpu_);
   gpu_->check(gpu_->cuda_.stream_create(&stream_, kCudaNonBlocking), "make a stream");
@@ -255,6 +319,16 @@ bool GpuStream::done() {
   if (result == kCudaNotReady) return false;
   gpu_->check(result, "tell whether it is done");
   return true;
+}
+
+void GpuStream::record(const GpuEvent& event) {
+  const GpuContext context(*gpu_);
+  gpu_->check(gpu_->cuda_.event_record(event.event_, stream_), "record an event");
+}
+
+void GpuStream::hold(const GpuEvent& event) {
+  const GpuContext context(*gpu_);
+  gpu_->check(gpu_->cuda_.stream_wait_event(stream_, event.event_, 0), "wait for an event");
 }
 
 void GpuStream::begin_graph() {

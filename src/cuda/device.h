@@ -54,6 +54,8 @@ class Gpu {
   friend class GpuStream;
   friend class DeviceBuffer;
   friend class GpuGraph;
+  friend class GpuEvent;
+  friend class LockedMemory;
   // Throws with what was asked; kMemory where memory is short.
   void check(CudaResult result, std::string_view asked) const;
   CudaModule module_of(std::string_view kernel) const;
@@ -118,6 +120,41 @@ class GpuGraph {
 // Page-locked memory for its streams; errors name the GPU.
 PinnedBuffer pinned_for(const Gpu& gpu, size_t bytes);
 
+// While it lives, memory of somebody else's is page-locked where it lies: streams of any GPU copy from it as from a
+// PinnedBuffer. The memory outlives it; no stream still uses it at the end.
+class LockedMemory {
+ public:
+  LockedMemory() = default;
+  // Error with CUDA's words where the system does not allow it.
+  LockedMemory(std::shared_ptr<const Gpu> gpu, const void* memory, size_t bytes);
+  ~LockedMemory();
+  LockedMemory(LockedMemory&& other) noexcept;
+  LockedMemory& operator=(LockedMemory&& other) noexcept;
+
+  explicit operator bool() const { return memory_ != nullptr; }
+
+ private:
+  std::shared_ptr<const Gpu> gpu_;
+  void* memory_ = nullptr;
+};
+
+// A place in a stream that other streams of the GPU, and the host, can wait for.
+class GpuEvent {
+ public:
+  GpuEvent() = default;
+  explicit GpuEvent(std::shared_ptr<const Gpu> gpu);
+  ~GpuEvent();
+  GpuEvent(GpuEvent&& other) noexcept;
+  GpuEvent& operator=(GpuEvent&& other) noexcept;
+
+  bool passed() const;  // by the stream that recorded it last; true before that
+
+ private:
+  friend class GpuStream;
+  std::shared_ptr<const Gpu> gpu_;
+  CudaEvent event_ = nullptr;
+};
+
 class GpuStream {
  public:
   explicit GpuStream(std::shared_ptr<const Gpu> gpu);
@@ -132,8 +169,10 @@ class GpuStream {
   }
   // Between any two of device memory, page-locked and ordinary memory. Ordinary memory may change after it returns.
   void copy(void* to, const void* from, size_t bytes);
-  void wait();  // until all of it is done
-  bool done();  // whether all of it is, without waiting
+  void record(const GpuEvent& event);  // behind what it has now
+  void hold(const GpuEvent& event);    // what follows is after the event
+  void wait();                         // until all of it is done
+  bool done();                         // whether all of it is, without waiting
 
   // Launches and copies between page-locked and device memory are noted down from here on and not done; waiting is an
   // error. Kernels must have been loaded: Gpu::kernel().

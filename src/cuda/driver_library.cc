@@ -57,6 +57,8 @@ std::string find_all(void* library, CudaSymbols& s) {
   find(library, "cuEventDestroy_v2", s.event_destroy, missing);
   find(library, "cuMemHostAlloc", s.host_alloc, missing);
   find(library, "cuMemFreeHost", s.host_free, missing);
+  find(library, "cuMemHostRegister_v2", s.host_register, missing);
+  find(library, "cuMemHostUnregister", s.host_unregister, missing);
   find(library, "cuModuleLoadData", s.load_module, missing);
   find(library, "cuModuleGetFunction", s.function_of_module, missing);
   find(library, "cuLaunchKernel", s.launch_kernel, missing);

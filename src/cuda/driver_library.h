@@ -77,6 +77,8 @@ struct CudaSymbols {
   CudaResult (*event_destroy)(CudaEvent) = nullptr;
   CudaResult (*host_alloc)(void**, size_t bytes, unsigned flags) = nullptr;
   CudaResult (*host_free)(void*) = nullptr;
+  CudaResult (*host_register)(void*, size_t bytes, unsigned flags) = nullptr;
+  CudaResult (*host_unregister)(void*) = nullptr;
   CudaResult (*load_module)(CudaModule*, const void* image) = nullptr;
   CudaResult (*function_of_module)(CudaFunction*, CudaModule, const char* name) = nullptr;
   CudaResult (*launch_kernel)(CudaFunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,

@@ -25,6 +25,10 @@ struct PlacementOptions {
   ExpertWish experts = {};
   std::optional<ExpertStrategy> strategy = {};  // none: by frequency where there are statistics, else uniform
   std::string statistics = {};                  // a file of them; empty: none
+  // Prompts: routed experts without a copy pass through the GPU for steps of at least so many tokens; 0: never; none:
+  // from where on that is faster.
+  std::optional<int> prefill_from = {};
+  int prefill_chunk = 0;  // tokens of a prompt's step while nobody is answering; 0: as many as pay and fit
 };
 
 }  // namespace kt::inline engine

@@ -21,6 +21,7 @@ class LoadedModel : public DescribedModel {
   const std::shared_ptr<Pool>& pool() const { return pool_; }  // its workers on the CPU
   const Gpu* gpu() const { return gpu_.get(); }                // null: the CPU alone
   int max_tokens() const;                                      // of one step
+  int shared_tokens() const { return shared_tokens_; }  // of one that somebody's answer is in (SchedulerOptions)
   double stored_bytes() const;                                 // of the weights, in the formats' own bytes
 
   const std::string& experts_dialect() const { return dialect_; }  // OpenedModel's
@@ -33,13 +34,14 @@ class LoadedModel : public DescribedModel {
   friend class OpenedModel;
   LoadedModel(DescribedModel described, std::string dialect, std::vector<std::string> adapters,
               std::shared_ptr<Pool> pool, std::shared_ptr<const Gpu> gpu,
-              std::unique_ptr<Transformer> transformer, double seconds);
+              std::unique_ptr<Transformer> transformer, int shared_tokens, double seconds);
 
   std::string dialect_;
   std::vector<std::string> adapters_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<const Gpu> gpu_;
   std::unique_ptr<Transformer> transformer_;
+  int shared_tokens_;
   double load_seconds_;
 };
 

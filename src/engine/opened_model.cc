@@ -90,7 +90,9 @@ OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
   open_adapters();
   pool_ = std::make_shared<Pool>(pool_options(options_));
   open_gpu();
+  alone_tokens_ = options_.max_tokens;
   sizes_ = build(make_ops(true), {});
+  take_chunk();
   if (const std::string idle = sizes_->idle().describe(); !idle.empty())
     log_once(LogLevel::kWarning, "{}: {}", this->path(), idle);
   seconds_ = seconds_from(start);
@@ -116,8 +118,12 @@ void OpenedModel::attend_to_all() {
 
 std::unique_ptr<Ops> OpenedModel::make_ops(bool sizes_only) const {
   if (!gpu_) return make_cpu_ops(pool_, {.sizes_only = sizes_only});
-  return make_gpu_ops(
-      pool_, {.number = gpu_->facts().number, .sizes_only = sizes_only, .gpu = sizes_only ? nullptr : gpu_});
+  return make_gpu_ops(pool_,
+                      {.number = gpu_->facts().number,
+                       .sizes_only = sizes_only,
+                       .gpu = sizes_only ? nullptr : gpu_,
+                       .stream_from = options_.placement.prefill_from.value_or(GpuOpsOptions::kMeasured),
+                       .stream_bytes = stream_bytes()});
 }
 
 void OpenedModel::open_source() {
@@ -197,7 +203,7 @@ void OpenedModel::apply_rules() {
 std::unique_ptr<Transformer> OpenedModel::build(std::shared_ptr<Ops> ops, TransformerOptions how) const {
   how.precision = options_.precision;
   how.kv_type = options_.kv_type;
-  how.max_tokens = options_.max_tokens;
+  how.max_tokens = alone_tokens_;
   how.experts = experts();
   if (options_.weights.empty()) how.own_experts = source_.get();
   how.linear_rounding = options_.rounding.linears;
@@ -262,6 +268,7 @@ LoadedModel OpenedModel::load(const LoadOptions& options) && {
           pool_,
           gpu_,
           std::move(transformer),
+          options_.max_tokens,
           seconds};
 }
 

@@ -113,6 +113,10 @@ class OpenedModel : public DescribedModel {
   void read_ruled_statistics();
   std::string with_ruled_bytes(const std::string& message, std::string_view device) const;
   void open_gpu();
+  uint64_t stream_bytes() const;
+  bool streams() const;
+  void take_chunk();
+  void make_room(const MemoryRequest& use);
   std::unique_ptr<Ops> make_ops(bool sizes_only) const;
   MemoryRequest possible(MemoryRequest use) const;
   void note(const std::string& line) const;
@@ -132,6 +136,7 @@ class OpenedModel : public DescribedModel {
   std::shared_ptr<const Gpu> gpu_;  // null: the CPU alone
   DeviceMemory device_;             // its, when this was opened
   std::optional<ExpertStatistics> statistics_;
+  int alone_tokens_ = 0;  // of one step, where it is one prompt's
   bool copies_noted_ = false;
   std::unique_ptr<Transformer> sizes_;  // no weights: what memory_plan() asks
   double seconds_ = 0;                  // of opening, without what DescribedModel reads

@@ -1,16 +1,22 @@
 // OpenedModel beside a GPU: the device and what is free there, the placement, and what is said of it.
 #include <algorithm>
+#include <bit>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "engine/opened_model.h"
 #include "models/transformer.h"
+#include "nn/gpu_ops.h"
 
 namespace kt::inline engine {
 namespace {
 
 // CUDA does not tell what its context takes. No more than the card has not free, and some hundred MiB in any case.
 constexpr uint64_t kMostOfContext = uint64_t{512} << 20;
+// Of what may be taken of a GPU, for experts that pass through it.
+constexpr uint64_t kShareOfStream = 16, kLeastStream = uint64_t{64} << 20, kMostStream = uint64_t{1} << 30;
+constexpr uint64_t kShareOfChunk = 4;  // of that, for all that a prompt's step takes
+constexpr int kMostChunk = 16384;
 
 DeviceMemory memory_of(const Gpu& gpu) {
   const uint64_t free = gpu.free_memory(), all = std::max(gpu.facts().memory, free);
@@ -154,7 +160,58 @@ bool OpenedModel::fits_gpu(const MemoryRequest& use) const {
   }
 }
 
+// Of the GPU's memory: for slots that experts pass through, and as much for rows of their products.
+uint64_t OpenedModel::stream_bytes() const {
+  const PlacementOptions& how = options_.placement;
+  const uint64_t allowed = how.gpu_memory > 0 ? how.gpu_memory
+                           : how.share > 0
+                               ? static_cast<uint64_t>(how.share * static_cast<double>(gpu_->facts().memory))
+                               : device_.free;
+  return std::clamp(allowed / kShareOfStream, kLeastStream, kMostStream);
+}
+
+bool OpenedModel::streams() const {
+  if (!gpu_ || !spec().moe() || options_.precision == Precision::kF32) return false;
+  if (options_.placement.prefill_from) return *options_.placement.prefill_from > 0;
+  const PlacementSizes sizes = sizes_->placement_sizes({.sequences = 1, .context = 1});
+  return std::ranges::any_of(sizes.layers, [](const PlacementSizes::Layer& layer) {
+    return layer.expert_bytes() * static_cast<uint64_t>(layer.experts) >= kLeastPassed;
+  });
+}
+
+// A pass of all weights over the link takes as long for few tokens as for many, so prompts run in steps as large as a
+// small part of the GPU's memory has rows for.
+void OpenedModel::take_chunk() {
+  const int given = options_.placement.prefill_chunk;
+  if (!streams()) return;
+  if (given > 0) {
+    alone_tokens_ = std::max(given, options_.max_tokens);
+    sizes_ = build(make_ops(true), {});
+    return;
+  }
+  const int context = static_cast<int>(std::bit_ceil(static_cast<unsigned>(spec().context)));
+  for (int tokens = std::min(kMostChunk, context); tokens > options_.max_tokens; tokens /= 2) {
+    alone_tokens_ = tokens;
+    sizes_ = build(make_ops(true), {});
+    const PlacementSizes sizes = sizes_->placement_sizes({.sequences = 1, .context = tokens});
+    if (sizes.workspace <= kShareOfChunk * stream_bytes()) return;
+  }
+  alone_tokens_ = options_.max_tokens;
+  sizes_ = build(make_ops(true), {});
+}
+
+// Where a use does not fit beside what prompts want, they come in smaller steps, and then experts stay where they are.
+void OpenedModel::make_room(const MemoryRequest& use) {
+  if (!streams() || options_.placement.prefill_chunk > 0 || fits_gpu(use)) return;
+  alone_tokens_ = options_.max_tokens;
+  sizes_ = build(make_ops(true), {});
+  if (options_.placement.prefill_from || fits_gpu(use)) return;
+  options_.placement.prefill_from = 0;
+  sizes_ = build(make_ops(true), {});
+}
+
 void OpenedModel::settle(const MemoryRequest& use) {
+  make_room(use);
   try {
     const std::optional<Placement> found = placement(use);
     if (found && found->hot_experts() > 0 && !std::exchange(copies_noted_, true)) note_copies();

@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -173,7 +174,7 @@ void Scheduler::take_turn() {
 // first, there is always a token for each, and then prompts, oldest first: one that stops early for a snapshot
 // leaves room for younger ones, who must not starve when it goes on.
 int Scheduler::plan_running() {
-  int budget = options_.step_tokens;
+  int budget = step_budget();
   scored_left_ = kMostScored;
   const auto plan = [&](Job& job) {
     job.chunk = chunk_of(job, budget);
@@ -185,6 +186,14 @@ int Scheduler::plan_running() {
   for (const auto& job : running_)
     if (job->todo() > 1) plan(*job);
   return budget;
+}
+
+int Scheduler::step_budget() const {
+  const bool answering = std::ranges::any_of(running_, [](const auto& job) { return job->todo() == 1; });
+  if (!answering || options_.shared_tokens == 0) return options_.step_tokens;
+  const std::chrono::duration<double> pause = options_.max_pause;
+  const double fit = token_seconds_ > 0 ? pause.count() / token_seconds_ : 0;
+  return static_cast<int>(std::clamp<double>(fit, options_.shared_tokens, options_.step_tokens));
 }
 
 // What it feeds next, at most so many tokens: up to where a snapshot is wanted.
@@ -322,12 +331,17 @@ void Scheduler::run_planned() {
   if (planned.empty()) return;  // whose turn it was gave its pages back; the oldest goes on in its own
   ++counts_.steps;
   logits_.resize(rows * static_cast<size_t>(model_.vocabulary()));
+  const auto start = Clock::now();
   try {
     model_.step(step_, logits_);
   } catch (const std::exception& error) {
     for (Job* job : planned) finish_with_error(*job, error);
     return;
   }
+  if (const auto fed = std::accumulate(step_.begin(), step_.end(), size_t{0},
+                                       [](size_t sum, const StepSequence& each) { return sum + each.tokens.size(); });
+      options_.shared_tokens > 0 && fed >= static_cast<size_t>(options_.shared_tokens))
+    token_seconds_ = std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(fed);
   picks_.clear();
   for (size_t i = 0, row = 0; i < planned.size(); row += step_[i++].logit_rows()) {
     planned[i]->sequence->commit(step_[i].tokens);

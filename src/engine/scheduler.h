@@ -81,6 +81,10 @@ struct GenerateRequest {
 struct SchedulerOptions {
   int step_tokens = 512;  // fed in one step, prompts and single tokens together
   int sequences = 64;     // running at once; at most step_tokens, and cut to what the model has slots for
+  // While somebody is answering, prompts get as many tokens of a step as take no longer than the pause, by how long
+  // such steps took so far, and at least these; 0: always step_tokens.
+  int shared_tokens = 0;
+  std::chrono::milliseconds max_pause{400};
 };
 
 struct SchedulerStats {
@@ -137,6 +141,7 @@ class Scheduler {
   void end_cancelled();
   void take_turn();
   int plan_running();
+  int step_budget() const;
   int chunk_of(const Job& job, int budget) const;
   void want_snapshots(Job& job);
   void keep_snapshot(Job& job);
@@ -162,6 +167,7 @@ class Scheduler {
   StepModel& model_;
   const Tokenizer* tokenizer_;
   SchedulerOptions options_;
+  double token_seconds_ = 0;  // of the last large step; 0: there was none
   SequenceStore store_;
   std::vector<std::unique_ptr<Job>> running_;  // oldest first
   std::deque<std::unique_ptr<Job>> waiting_;   // oldest first, all younger than the running ones

@@ -11,6 +11,7 @@ namespace kt::inline nn {
 namespace {
 
 constexpr int kHeadThreads = 64;
+constexpr int kMostExchanged = 1024;  // tokens; in larger steps experts mostly pass through the GPU
 
 }  // namespace
 
@@ -19,8 +20,12 @@ GpuOps::GpuOps(std::shared_ptr<Pool> pool, GpuOpsOptions options)
       options_(std::move(options)),
       host_(make_cpu_ops(std::move(pool), {.sizes_only = options_.sizes_only})),
       stream_(options_.gpu ? std::make_unique<GpuStream>(options_.gpu) : nullptr),
-      weights_{options_.gpu, stream_.get()} {
+      weights_{options_.gpu, stream_.get()},
+      sent_(options_.gpu, pool_, options_.stream_bytes) {
   KT_CHECK(options_.sizes_only == !options_.gpu, "operations on a GPU need one");
+  // Until it is known from where on: plans count what such steps take.
+  if (options_.stream_from == GpuOpsOptions::kMeasured) pass_from_ = kMostHotTokens + 1;
+  if (options_.stream_from > 0) pass_from_ = std::max(options_.stream_from, kMostHotTokens + 1);
 }
 
 std::unique_ptr<GpuLinear> GpuOps::placed(const Linear& from, Precision precision, std::string_view name) {
@@ -34,8 +39,16 @@ std::unique_ptr<PlacedExperts> GpuOps::make_experts(const ExpertsShape& shape, c
                                                     const ExpertsFill& fill, std::span<const int> hot) {
   widest_hidden_ = std::max<int64_t>(widest_hidden_, shape.hidden);
   ++routed_layers_;
-  return std::make_unique<GpuRoutedExperts>(weights_, host_->make_experts(shape, options, fill, {}), hot,
-                                            fill.name);
+  auto out = std::make_unique<GpuRoutedExperts>(weights_, host_->make_experts(shape, options, fill, {}), hot,
+                                                fill.name);
+  if (options_.stream_from != 0) {
+    const bool large = options_.stream_from > 0 || out->experts().packed_bytes() >= kLeastPassed;
+    if (large && out->hot.takes_many() && out->hot.count() < shape.experts)
+      out->sent = std::make_shared<const SentExperts>(options_.gpu, out->experts());
+    sent_.add(out->sent.get());
+    routed_.push_back(out.get());
+  }
+  return out;
 }
 
 std::unique_ptr<PlacedExperts> GpuOps::make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
@@ -76,7 +89,7 @@ std::unique_ptr<SequenceCache> GpuOps::make_cache(const SequenceShape& shape, in
 
 size_t GpuOps::row_bytes(int max_tokens) const {
   return static_cast<size_t>(memory_.floats(max_tokens) + tables_.width() * max_tokens) * sizeof(float) +
-         rounded_bytes(max_tokens);
+         rounded_bytes(max_tokens) + (passes(max_tokens) ? sent_.bytes() : 0);
 }
 
 void GpuOps::allocate(int max_tokens) {
@@ -84,7 +97,10 @@ void GpuOps::allocate(int max_tokens) {
   memory_.allocate(options_.gpu, max_tokens);
   rounded_ = DeviceBuffer(options_.gpu, rounded_bytes(max_tokens), "rounded rows of a step");
   tables_.allocate(options_.gpu, max_tokens);
-  exchange_.allocate(options_.gpu, exchange_sizes(max_tokens));
+  exchange_.allocate(options_.gpu, exchange_sizes(std::min(max_tokens, kMostExchanged)));
+  if (!passes(max_tokens)) return;
+  sent_.allocate();
+  if (options_.stream_from == GpuOpsOptions::kMeasured) measure_passing();
 }
 
 void GpuOps::wait() {
@@ -102,6 +118,17 @@ void GpuOps::begin(const StepRows& step) {
   fetching_ = {};
   stream_->wait();
   replayed_ = replays(step);
+  passing_ = !replayed_ && passes(step.tokens);
+  passed_.clear();
+  if (!(passing_ && sent_.all()) && step.tokens > exchange_.sizes().tokens) {
+    drop_graphs();
+    exchange_.allocate(options_.gpu, exchange_sizes(tables_.max_tokens()));
+  }
+  if (passing_) {
+    sent_.begin();
+    for (size_t layer = 0; layer < routed_.size(); ++layer)
+      if (sent_.sends(layer)) sent_.want(layer, routed_[layer]->hot.skip());
+  }
   tables_.fill(step.sequences, step.tokens, rows_of_step(), exchange_.next_step());
   if (!replayed_) tables_.send(*stream_);
 }
@@ -110,6 +137,7 @@ void GpuOps::begin(const StepRows& step) {
 void GpuOps::end() noexcept {
   try {
     stream_->wait();
+    if (passing_) sent_.drain();
   } catch (...) {
     // as above
   }

@@ -70,7 +70,7 @@ void GpuOps::grow_exchange(int64_t top_k) {
   stream_->wait();
   drop_graphs();
   most_chosen_ = top_k;
-  exchange_.allocate(options_.gpu, exchange_sizes(tables_.max_tokens()));
+  exchange_.allocate(options_.gpu, exchange_sizes(exchange_.sizes().tokens));
 }
 
 // Whether anything that a graph was noted down with had to grow.
@@ -146,7 +146,8 @@ GpuOps::StepGraph& GpuOps::graph_of(FunctionRef<void()> run) {
 void GpuOps::repeat(FunctionRef<void()> run) {
   if (!replayed_) {
     run();
-    return flush();
+    flush();
+    return end_passing();
   }
   StepGraph& graph = graph_of(run);
   tables_.send(*stream_);
@@ -162,14 +163,19 @@ void GpuOps::repeat(FunctionRef<void()> run) {
   for (const HostTask& task : graph.tasks) tell(task);
 }
 
+const int32_t* GpuOps::ids_of(const HostTask& task) const {
+  return task.passed ? chosen_of(static_cast<int>(task.ids_of), task.top_k) : exchange_.ids(task.ids_of);
+}
+
 GpuOps::PairShares GpuOps::shares(const HostTask& task) {
-  const int32_t* const ids = exchange_.ids(task.ids_of);
+  const int32_t* const ids = ids_of(task);
   hit_.assign(static_cast<size_t>(task.experts->shape().experts), 0);
   PairShares out;
   for (int64_t i = 0; i < int64_t{live_} * task.top_k; ++i) {
     if (ids[i] < 0) continue;
     const auto id = static_cast<size_t>(ids[i]);
-    PairShare& share = task.hot && task.hot->skip()[id] ? out.gpu : out.host;
+    const bool here = task.passed || (task.hot && task.hot->skip()[id]);
+    PairShare& share = here ? out.gpu : out.host;
     ++share.pairs;
     share.hits += hit_[id] == 0;
     hit_[id] = 1;
@@ -181,11 +187,11 @@ GpuOps::PairShares GpuOps::shares(const HostTask& task) {
 void GpuOps::tell(const HostTask& task) {
   const PairShares all = shares(task);
   count(kHost, experts_work(*task.experts, all.host.hits, all.host.pairs));
-  if (task.hot) count(place(), experts_work(*task.experts, all.gpu.hits, all.gpu.pairs));
+  if (task.hot || task.passed) count(place(), experts_work(*task.experts, all.gpu.hits, all.gpu.pairs));
   if (task.watch) task.watch->on_device(static_cast<uint64_t>(all.gpu.pairs), exchange_.waited());
   if (task.watch)
-    task.watch->chose(task.watched, {exchange_.ids(task.ids_of),
-                                     static_cast<size_t>(live_) * static_cast<size_t>(task.top_k)});
+    task.watch->chose(task.watched,
+                      {ids_of(task), static_cast<size_t>(live_) * static_cast<size_t>(task.top_k)});
 }
 
 int GpuOps::next_post() {

@@ -13,6 +13,7 @@ constexpr int kProductRows = 8;
 // places for; of more a block takes two at once, and reads x once for both.
 constexpr int64_t kSideBySide = 264;
 constexpr int kLogitRows = 64;  // of the head at once
+constexpr int kMeasuredChosen = 8;  // experts of a token, where the pool's speed is measured
 
 // How a product of so many rows is launched.
 struct ProductKernel {
@@ -169,8 +170,9 @@ void GpuOps::route(const ChooseExperts& args) {
 void GpuOps::send_experts(const RunExperts& args) {
   if (measured_) return;
   flush();
-  want_chosen(args.top_k);
   const auto& placed = static_cast<const GpuRoutedExperts&>(*args.experts);
+  if (passing_ && placed.sent) return pass_experts(placed, args);
+  want_chosen(args.top_k);
   const GpuExperts* const hot = placed.hot_for(step_.tokens);
   PostRowsArgs post = exchange_.post(tables_.words(), layer_, recording_ ? layer_ : 0);
   post.x = at(args.x);
@@ -185,51 +187,150 @@ void GpuOps::send_experts(const RunExperts& args) {
   if (hot) run_hot(*hot, args);
 }
 
+GpuExperts::Call GpuOps::call_of(const RunExperts& args, int64_t mid_floats) {
+  return {.tokens = step_.tokens,
+          .top_k = args.top_k,
+          .x = at(args.x),
+          .x_stride = args.x.width,
+          .ids = ids_at(args.ids),
+          .weights = at(args.weights),
+          .mid = scratch(static_cast<size_t>(mid_floats)),
+          .out = at(args.out),
+          .out_stride = args.out.width};
+}
+
 void GpuOps::run_hot(const GpuExperts& hot, const RunExperts& args) {
-  const GpuExperts::Call call{.tokens = step_.tokens,
-                              .top_k = args.top_k,
-                              .x = at(args.x),
-                              .x_stride = args.x.width,
-                              .ids = ids_at(args.ids),
-                              .weights = at(args.weights),
-                              .mid = scratch(static_cast<size_t>(hot.mid_floats(step_.tokens, args.top_k))),
-                              .out = at(args.out),
-                              .out_stride = args.out.width};
+  const GpuExperts::Call call = call_of(args, hot.mid_floats(step_.tokens, args.top_k));
   if (step_.tokens > kMostHotTokens) return hot.run_many(*stream_, call);
   hot.run_in(*stream_, call);
   hot.run_out(*stream_, call);
 }
 
+// Tokens whose pairs are multiplied at once, so that their rows fit; the more, the fewer times weights are widened.
+int GpuOps::round_of(const GpuRoutedExperts& placed, int tokens, int top_k) const {
+  int round = kRoundTokens;
+  const auto bytes = [&](int of) {
+    return static_cast<size_t>(placed.hot.many_floats(of, top_k, placed.shape().experts, of)) * sizeof(float);
+  };
+  while (round < tokens && bytes(2 * round) <= options_.stream_bytes) round *= 2;
+  return round;
+}
+
+int32_t* GpuOps::chosen_of(int layer, int top_k) const {
+  return reinterpret_cast<int32_t*>(chosen_.data()) + int64_t{layer} * tables_.max_tokens() * top_k;
+}
+
+// Nothing of it waits for the host: all of the step is asked of the GPU at once.
+void GpuOps::pass_experts(const GpuRoutedExperts& placed, const RunExperts& args) {
+  const GpuExperts& kernels = placed.hot;
+  const size_t ids = routed_.size() * static_cast<size_t>(tables_.max_tokens()) *
+                     static_cast<size_t>(args.top_k) * sizeof(int32_t);
+  if (chosen_.size() < ids) {
+    end_passing();
+    chosen_ = pinned_for(*options_.gpu, ids);
+  }
+  stream_->copy(chosen_of(layer_, args.top_k), ids_at(args.ids),
+                static_cast<size_t>(step_.tokens) * static_cast<size_t>(args.top_k) * sizeof(int32_t));
+  const int round = round_of(placed, step_.tokens, args.top_k);
+  GpuExperts::Call call =
+      call_of(args, kernels.many_floats(step_.tokens, args.top_k, placed.shape().experts, round));
+  const auto run = [&](const GpuExperts::Copies& copies) {
+    kernels.run_many(*stream_, call, copies, round);
+    call.add = true;
+  };
+  if (kernels.count() > 0) run(kernels.held());
+  sent_.take(static_cast<size_t>(layer_), *stream_, run);
+}
+
+// Of the first layer that is sent: its way over the link, and what the pool takes for tokens that go to experts by turns.
+void GpuOps::measure_passing() {
+  const size_t layer = sent_.first();
+  const Experts& experts = routed_[layer]->experts();
+  const auto& shape = experts.shape();
+  const auto seconds = [](FunctionRef<void()> run) {
+    const auto start = std::chrono::steady_clock::now();
+    run();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const auto link = [&] {
+    sent_.begin();
+    sent_.want(layer, nullptr);
+    sent_.take(layer, *stream_, [](const GpuExperts::Copies&) {});
+    sent_.drain();
+  };
+  const auto host = [&](int tokens) {
+    const int top_k = std::min(kMeasuredChosen, shape.experts);
+    const auto pairs = static_cast<size_t>(tokens * top_k), numbers = static_cast<size_t>(tokens * shape.hidden);
+    std::vector<int32_t> ids(pairs);
+    for (size_t i = 0; i < pairs; ++i) ids[i] = static_cast<int32_t>(i % static_cast<size_t>(shape.experts));
+    const std::vector<float> weights(pairs, 1.0f), x(numbers, 1.0f);
+    std::vector<float> out(numbers);
+    const ForwardArgs args{.tokens = tokens,
+                           .top_k = top_k,
+                           .input = x.data(),
+                           .ids = ids.data(),
+                           .weights = weights.data(),
+                           .output = out.data()};
+    experts.forward(args);
+    return seconds([&] { experts.forward(args); });
+  };
+  link();
+  const double passed = seconds(link);
+  const int few = std::min(64, tables_.max_tokens()), many = std::min(256, tables_.max_tokens());
+  const double least = host(few), more = host(many);
+  const double token = many > few ? std::max((more - least) / (many - few), 1e-9) : 1e-9;
+  const double from = few + (passed - least) / token;
+  pass_from_ = static_cast<int>(std::clamp(from, kMostHotTokens + 1.0, 1e6));
+}
+
+void GpuOps::end_passing() {
+  if (!passing_) return;
+  wait();
+  for (const HostTask& task : passed_) tell(task);
+  passed_.clear();
+}
+
 void GpuOps::measure_experts(const RunExperts& args) {
   const auto& placed = static_cast<const GpuRoutedExperts&>(*args.experts);
   const Experts& experts = placed.experts();
-  const GpuExperts* const hot = placed.hot_for(step_.tokens);
+  const bool passed = passes(step_.tokens) && placed.sent;
+  const GpuExperts* const hot = passed ? &placed.hot : placed.hot_for(step_.tokens);
   const double hits = even_hits(experts.shape(), args.top_k, step_.tokens),
                slots = static_cast<double>(int64_t{step_.tokens} * args.top_k),
-               share = hot ? static_cast<double>(hot->count()) / experts.shape().experts : 0;
+               share = passed ? 1
+                       : hot  ? static_cast<double>(hot->count()) / experts.shape().experts
+                              : 0;
   count(kHost, experts_work(experts, hits * (1 - share), slots * (1 - share)));
-  measured_->on_host = std::max(measured_->on_host, experts.forward_bytes(step_.tokens, args.top_k));
+  if (!passed)
+    measured_->on_host = std::max(measured_->on_host, experts.forward_bytes(step_.tokens, args.top_k));
   if (!hot) return;
   count(place(), experts_work(experts, hits * share, slots * share));
-  measured_->workspace = std::max(
-      measured_->workspace, static_cast<size_t>(hot->mid_floats(step_.tokens, args.top_k)) * sizeof(float));
+  const int64_t floats = passed ? hot->many_floats(step_.tokens, args.top_k, placed.shape().experts,
+                                                   round_of(placed, step_.tokens, args.top_k))
+                                : hot->mid_floats(step_.tokens, args.top_k);
+  measured_->workspace = std::max(measured_->workspace, static_cast<size_t>(floats) * sizeof(float));
 }
 
 void GpuOps::experts(const RunExperts& args) {
   if (measured_) return measure_experts(args);
   flush();
   const auto& placed = static_cast<const GpuRoutedExperts&>(*args.experts);
+  const SentExperts* const passed = passing_ ? placed.sent.get() : nullptr;
   const HostTask task{.experts = &placed.experts(),
                       .hot = placed.hot_for(step_.tokens),
                       .top_k = args.top_k,
                       .watch = args.watch,
                       .watched = args.watched,
-                      .ids_of = recording_ ? layer_ : 0};
+                      .ids_of = recording_ || passed ? layer_ : 0,
+                      .passed = passed};
   if (recording_)
     recording_->tasks.push_back(task);
+  else if (task.passed)
+    passed_.push_back(task);
   else
     serve_now(task);
   ++layer_;
+  if (task.passed) return;
   fetching_ = {.out = args.out, .hot = task.hot != nullptr};
 }
 

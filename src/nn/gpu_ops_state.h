@@ -2,6 +2,7 @@
 // experts, the head) share. Not for other files.
 #pragma once
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include "nn/gpu_experts.h"
 #include "nn/gpu_ops.h"
 #include "nn/gpu_step.h"
+#include "nn/gpu_stream.h"
 #include "nn/gpu_weights.h"
 
 namespace kt::inline nn {
@@ -168,7 +170,8 @@ class GpuOps final : public Ops {
     int top_k;
     RouteWatch* watch;
     size_t watched;
-    int64_t ids_of;  // GpuExchange::ids()
+    int64_t ids_of;             // GpuExchange::ids()
+    const SentExperts* passed;  // null: not those that pass through the GPU; else ids are chosen_of() the layer
   };
   struct RowRange {
     int first, count;
@@ -216,7 +219,15 @@ class GpuOps final : public Ops {
   void attend_split(const Attend& args, const KvShape& shape, const RowRange& rows);
   RotateRowsArgs rotate_args(const RotateWrite& args, const HeadRows& heads, const float* growth) const;
   void measure_experts(const RunExperts& args);
+  GpuExperts::Call call_of(const RunExperts& args, int64_t mid_floats);
   void run_hot(const GpuExperts& hot, const RunExperts& args);
+  // Experts that pass through the GPU.
+  bool passes(int tokens) const { return tokens >= pass_from_ && sent_.any(); }
+  void measure_passing();
+  int round_of(const GpuRoutedExperts& placed, int tokens, int top_k) const;
+  int32_t* chosen_of(int layer, int top_k) const;
+  void pass_experts(const GpuRoutedExperts& placed, const RunExperts& args);
+  void end_passing();
   float* scratch(size_t floats);
   void wait();
   void flush();  // what is pending
@@ -239,6 +250,7 @@ class GpuOps final : public Ops {
   void serve(const StepGraph& graph);
   void serve_now(const HostTask& task);
   void run_task(const HostTask& task);
+  const int32_t* ids_of(const HostTask& task) const;
   PairShares shares(const HostTask& task);
   void tell(const HostTask& task);
 
@@ -259,6 +271,12 @@ class GpuOps final : public Ops {
   std::vector<uint8_t> hit_;                       // [experts], scratch
   Pending pending_;
   Fetching fetching_;
+  ExpertStream sent_;
+  std::vector<const GpuRoutedExperts*> routed_;  // by layer
+  int pass_from_ = std::numeric_limits<int>::max();
+  bool passing_ = false;                         // experts of this step
+  std::vector<HostTask> passed_;                 // of this step
+  PinnedBuffer chosen_;                          // ids that its routers chose, layer by layer
   int layer_ = 0;                                   // of those that route, in this step
   std::vector<std::unique_ptr<StepGraph>> graphs_;  // the one used last is at the end
   int tables_version_ = 0;

@@ -58,7 +58,10 @@ Service::Service(LoadedModel& model, ServiceOptions options, std::function<void(
   monitor_ = std::make_unique<Monitor>(*runner_, options_.rates, [this] { look_after(); });
   engine_ = std::make_unique<Engine>(
       *runner_, &model.tokenizer(),
-      SchedulerOptions{.step_tokens = runner_->max_tokens(), .sequences = options_.max_running},
+      SchedulerOptions{.step_tokens = runner_->max_tokens(),
+                       .sequences = options_.max_running,
+                       .shared_tokens = model.shared_tokens(),
+                       .max_pause = options_.max_pause},
       [this] { deliver(); });
 }
 

@@ -27,6 +27,7 @@ struct ServiceOptions {
   std::string name;                              // of the model, as clients see it
   std::string version;                           // of the program
   int max_running = 8;                           // requests at once
+  std::chrono::milliseconds max_pause{400};      // of answers, while a prompt runs (SchedulerOptions)
   int max_waiting = 512;                         // beyond those; 429 for more
   int pages = 0;                                 // of the KV cache
   std::optional<uint64_t> state_snapshots = {};  // bytes (MemoryRequest's)

@@ -217,6 +217,21 @@ CudaResult cuMemFreeHost(void* memory) {
   });
 }
 
+CudaResult cuMemHostRegister_v2(void* memory, size_t bytes, unsigned flags) {
+  return entry("cuMemHostRegister_v2", Needs::kContext, [&](World& world, Lock&) -> CudaResult {
+    if (const CudaResult forbidden = unsafe_call(world)) return forbidden;
+    if (bytes == 0 || flags > 7) return kInvalidValue;
+    return lock_pages(memory, bytes) ? 0 : kAlreadyLocked;
+  });
+}
+
+CudaResult cuMemHostUnregister(void* memory) {
+  return entry("cuMemHostUnregister", Needs::kContext, [&](World& world, Lock&) -> CudaResult {
+    if (const CudaResult forbidden = unsafe_call(world)) return forbidden;
+    return unlock_pages(memory) ? 0 : kNotLocked;
+  });
+}
+
 CudaResult cuMemcpyAsync(CudaAddress to, CudaAddress from, size_t bytes, CudaStream handle) {
   return stream_entry("cuMemcpyAsync", handle, [&](World& world, Lock& lock, const auto& stream) {
     return bytes == 0 ? 0 : copy(world, lock, stream, Range(to, bytes), Range(from, bytes));

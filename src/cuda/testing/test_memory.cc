@@ -16,7 +16,8 @@ namespace {
 struct Block {
   Place place;
   size_t bytes;
-  std::byte* touched;  // where the bytes can be read and written
+  std::byte* touched;    // where the bytes can be read and written
+  bool foreign = false;  // the caller's own memory
 };
 
 struct Blocks {
@@ -90,10 +91,28 @@ void* allocate(Place place, size_t bytes) {
 bool release(Place place, const void* address) {
   const std::lock_guard lock(blocks().mutex);
   const auto at = blocks().by_address.find(static_cast<const std::byte*>(address));
-  if (at == blocks().by_address.end() || at->second.place != place) return false;
+  if (at == blocks().by_address.end() || at->second.place != place || at->second.foreign) return false;
   if (place == Place::kDevice) blocks().used -= at->second.bytes;
   ::munmap(const_cast<std::byte*>(at->first), at->second.bytes + (place == Place::kDevice ? kPage : 0));
   if (at->second.touched != at->first) ::munmap(at->second.touched, at->second.bytes);
+  blocks().by_address.erase(at);
+  return true;
+}
+
+bool lock_pages(void* address, size_t bytes) {
+  const std::lock_guard lock(blocks().mutex);
+  auto* const first = static_cast<std::byte*>(address);
+  auto& all = blocks().by_address;
+  const auto next = all.lower_bound(first);
+  if (block_at(first) != all.end() || (next != all.end() && next->first < first + bytes)) return false;
+  all[first] = {Place::kPinned, bytes, first, true};
+  return true;
+}
+
+bool unlock_pages(const void* address) {
+  const std::lock_guard lock(blocks().mutex);
+  const auto at = blocks().by_address.find(static_cast<const std::byte*>(address));
+  if (at == blocks().by_address.end() || !at->second.foreign) return false;
   blocks().by_address.erase(at);
   return true;
 }

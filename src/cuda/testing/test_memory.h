@@ -10,6 +10,11 @@ enum class Place { kOrdinary, kPinned, kDevice };
 void* allocate(Place place, size_t bytes);       // kPinned or kDevice; null where there is none
 bool release(Place place, const void* address);  // false: not the address of an allocation of this kind
 
+// Ordinary memory of the caller's becomes kPinned and ordinary again. False: a part of it is pinned already; not the
+// beginning of such memory.
+bool lock_pages(void* address, size_t bytes);
+bool unlock_pages(const void* address);
+
 Place place_of(const void* address);
 // Where [address, address + bytes) can be touched; null where it is not within one live allocation of
 // `place`.
