@@ -59,9 +59,9 @@ struct LostGpu {
   }
 };
 
-// Of what cannot be given back; where the GPU is lost everybody knows.
+// Of what cannot be given back; where the GPU is lost everybody knows, and a forked child has nothing of it.
 void warn(const std::exception& error) {
-  if (!lost_gpu()) log_line(LogLevel::kWarning, error.what());
+  if (!lost_gpu() && !cuda_forked()) log_line(LogLevel::kWarning, error.what());
 }
 
 }  // namespace
@@ -161,6 +161,8 @@ GpuKernel Gpu::kernel(std::string_view name) const {
 }
 
 GpuContext::GpuContext(const Gpu& gpu) : gpu_(gpu) {
+  if (cuda_forked()) [[unlikely]]
+    fail_as(ErrorKind::kInternal, "{}: {}", gpu.facts().describe(), cuda_driver_status());
   gpu.check(gpu.cuda_.current_context(&before_), "name the current context");
   if (before_ != gpu.context_)
     gpu.check(gpu.cuda_.set_current_context(gpu.context_), "make its context current");

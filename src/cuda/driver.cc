@@ -346,15 +346,17 @@ const CudaDriver* cuda_driver() { return found().library.ready ? &found().driver
 
 const CudaSymbols* cuda_symbols() {
   if (!cuda_driver()) return nullptr;
-  if (forked.load(std::memory_order_relaxed)) fail_as(ErrorKind::kInternal, "{}", kForked);
+  if (cuda_forked()) fail_as(ErrorKind::kInternal, "{}", kForked);
   return &found().library.symbols;
 }
+
+bool cuda_forked() { return forked.load(std::memory_order_relaxed); }
 
 bool cuda_absent() { return found().library.absent; }
 
 std::string cuda_driver_status() {
   const std::string& status = found().library.status;
-  return forked.load(std::memory_order_relaxed) ? kForked : status;
+  return cuda_forked() ? kForked : status;
 }
 
 }  // namespace kt::inline cuda

@@ -103,5 +103,7 @@ CudaLibrary open_cuda_library();
 // The functions of the library that cuda_driver() found; null where that is null. Error(kInternal) in a child forked
 // after it was found.
 const CudaSymbols* cuda_symbols();
+// This process is such a child: what a GPU's objects own there is the parent's.
+bool cuda_forked();
 
 }  // namespace kt::inline cuda

@@ -1,5 +1,6 @@
 // OpenedModel beside a GPU: the device and what is free there, the placement, and what is said of it.
 #include <algorithm>
+#include <atomic>
 #include <bit>
 
 #include "base/error.h"
@@ -256,6 +257,13 @@ void OpenedModel::note_placement(const Placement& placed) const {
           : text("attention, dense parts, the cache and {} of {} routed experts; the CPU: the others{}", hot,
                  all, exact ? ", and those of prompts" : "");
   note(text("{}: {}", gpu_->facts().describe(), parts));
+  static std::atomic<bool> screen_noted = false;  // of two models it is the same one
+  if (gpu_->facts().shows_screen && !screen_noted.exchange(true))
+    note(
+        text("GPU {} shows a screen and ends kernels that wait for long: answers are launched kernel by "
+             "kernel, which is "
+             "slower than as graphs",
+             gpu_->facts().number));
 }
 
 }  // namespace kt::inline engine

@@ -10,11 +10,13 @@
 //   kt_test_cuda_calls(name): how often that entry was called;
 //   kt_test_cuda_limit(count): a call that adds to a stream with so many operations ahead waits for room, as
 //   the driver's do; kt_test_cuda_waiting(): how many calls do that now, or wait for an earlier launch;
+//   KT_TEST_CUDA_VERSION=11080 in the environment makes it an older one;
 // and every call of an entry named in the environment's KT_TEST_CUDA_FAIL=cuInit=100,... fails, or one of them
 // (cuInit=100@0).
 #include "cuda/testing/test_driver.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "cuda/testing/test_memory.h"
@@ -115,7 +117,10 @@ CudaResult cuInit(unsigned flags) {
 }
 
 CudaResult cuDriverGetVersion(int* version) {
-  return entry("cuDriverGetVersion", Needs::kNothing, [&](World&, Lock&) { return *version = 13010, 0; });
+  return entry("cuDriverGetVersion", Needs::kNothing, [&](World&, Lock&) {
+    const char* const value = std::getenv("KT_TEST_CUDA_VERSION");
+    return *version = value ? std::atoi(value) : 13010, 0;
+  });
 }
 
 CudaResult cuDeviceGetCount(int* count) {

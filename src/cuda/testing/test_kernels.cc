@@ -160,7 +160,8 @@ CudaResult cuCtxGetDevice(CudaDevice* device) {
   return entry("cuCtxGetDevice", Needs::kContext, [&](World&, Lock&) { return *device = 0, 0; });
 }
 
-// KT_TEST_CUDA_SCREEN=1: a GPU that shows a screen; KT_TEST_CUDA_CAPABILITY=75: one of compute capability 7.5.
+// KT_TEST_CUDA_SCREEN=1: a GPU that shows a screen; KT_TEST_CUDA_CAPABILITY=75: one of compute capability 7.5;
+// KT_TEST_CUDA_MIG=1: a slice of one, with a name, one multiprocessor and memory (test_memory.h) of its own.
 CudaResult cuDeviceGetAttribute(int* value, int attribute, CudaDevice) {
   return entry("cuDeviceGetAttribute", Needs::kStart, [&](World&, Lock&) {
     const char* const screen = std::getenv("KT_TEST_CUDA_SCREEN");
@@ -169,7 +170,7 @@ CudaResult cuDeviceGetAttribute(int* value, int attribute, CudaDevice) {
     *value = attribute == kCudaMajor   ? version / 10
              : attribute == kCudaMinor ? version % 10
              : attribute == kCudaMultiprocessors
-                 ? 4
+                 ? (is_slice() ? 1 : 4)
                  : attribute == kCudaKernelTimeLimit && screen && *screen == '1';
     return 0;
   });
@@ -177,7 +178,9 @@ CudaResult cuDeviceGetAttribute(int* value, int attribute, CudaDevice) {
 
 CudaResult cuDeviceGetName(char* name, int length, CudaDevice) {
   return entry("cuDeviceGetName", Needs::kStart, [&](World&, Lock&) {
-    return std::snprintf(name, static_cast<size_t>(length), "test driver"), 0;
+    return std::snprintf(name, static_cast<size_t>(length),
+                         is_slice() ? "test driver MIG 1g.1gb" : "test driver"),
+           0;
   });
 }
 

@@ -38,7 +38,7 @@ struct Blocks {
   }
 };
 
-constexpr size_t kDefaultMemory = size_t{8} << 30, kPage = 4096;
+constexpr size_t kDefaultMemory = size_t{8} << 30, kSliceMemory = size_t{1} << 30, kPage = 4096;
 
 Blocks& blocks() {
   static Blocks& all = *std::make_unique<Blocks>().release();
@@ -148,9 +148,14 @@ void close_device_memory() {
   if (blocks().kernels == 0) blocks().protect(false);
 }
 
+bool is_slice() {
+  const char* const value = std::getenv("KT_TEST_CUDA_MIG");
+  return value && *value == '1';
+}
+
 MemoryLeft device_memory() {
   const char* const value = std::getenv("KT_TEST_CUDA_MEMORY");
-  const size_t total = value ? std::strtoull(value, nullptr, 10) : kDefaultMemory;
+  const size_t total = value ? std::strtoull(value, nullptr, 10) : is_slice() ? kSliceMemory : kDefaultMemory;
   const std::lock_guard lock(blocks().mutex);
   return {total, total - std::min(total, blocks().used)};
 }

@@ -32,7 +32,11 @@ class DeviceMemoryOpen {
 
 void close_device_memory();  // the host goes on; kernels that run keep it open
 
-// Device memory that is there and that allocations have left. KT_TEST_CUDA_MEMORY=BYTES says how much there is.
+// KT_TEST_CUDA_MIG=1: the device is a slice of one.
+bool is_slice();
+
+// Device memory that is there and that allocations have left. KT_TEST_CUDA_MEMORY=BYTES says how much there is; not
+// given: 8 GiB, of a slice 1 GiB.
 struct MemoryLeft {
   size_t total, free;
 };
