@@ -246,13 +246,22 @@ class TestProgram:
             read("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0})
             said = json.loads(read("/kt/status"))["gpu"]
             assert said["name"] == "GPU 0 (test driver)" and 0 < said["free"] < said["memory"]
+            assert 0 < said["held"] <= said["memory"] - said["free"]  # nobody else has some, and it comes in pages
+            assert said["held"] > 0.99 * (said["memory"] - said["free"]) - (1 << 20)
             assert (0.2 < said["experts_share"] < 0.8 and 0 < said["waited_s"] < said["steps_s"]
                     and 0 < said["waited_for_s"] < said["steps_s"])
             metrics = dict(line.rsplit(" ", 1) for line in read("/metrics").splitlines() if not line.startswith("#"))
             assert float(metrics['kt_gpu_memory_bytes{kind="total"}']) == said["memory"]
+            assert float(metrics['kt_gpu_memory_bytes{kind="held"}']) == said["held"]
+            assert 0 < float(metrics['kt_gpu_memory_bytes{kind="free"}']) < said["memory"]
+            assert float(metrics["kt_gpu_waited_for_seconds_total"]) == pytest.approx(said["waited_for_s"], rel=1e-6)
+            assert float(metrics["kt_gpu_wait_seconds_total"]) == pytest.approx(said["waited_s"], rel=1e-6)
+            rows = {device: float(metrics[f'kt_expert_calls_total{{device="{device}"}}']) for device in ("cpu", "gpu")}
+            assert rows["gpu"] / sum(rows.values()) == pytest.approx(said["experts_share"], rel=1e-6)
             assert float(metrics["kt_expert_hit_rate"]) == pytest.approx(said["experts_share"], rel=1e-3)
         with Server(DEMO, "--gpu", "off", env=with_gpu()) as server:
             assert json.loads(read("/kt/status"))["gpu"] is None and "kt_gpu_memory_bytes" not in read("/metrics")
+            assert "kt_gpu_waited_for" not in read("/metrics")
 
     def test_prompts_of_experts_on_the_gpu(self):
         """Rounded to bf16 there, by another kernel than an answer's."""

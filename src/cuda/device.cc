@@ -183,10 +183,12 @@ DeviceBuffer::DeviceBuffer(std::shared_ptr<const Gpu> gpu, size_t bytes, std::st
             human_bytes(bytes), human_bytes(gpu_->free_memory()));
   gpu_->check(result, text("allocate {} bytes", bytes));
   data_ = reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(address));
+  gpu_->held_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 DeviceBuffer::~DeviceBuffer() {
   if (!data_) return;
+  gpu_->held_.fetch_sub(size_, std::memory_order_relaxed);
   try {
     const GpuContext context(*gpu_);
     const CudaResult result = gpu_->cuda_.device_free(number_of(data_));

@@ -2,6 +2,7 @@
 // (driver.h serves streams of others). Addresses of device memory are for kernels and copies; the host never reads
 // what they point to. Owners are move-only and give back what they own; errors name the GPU and carry CUDA's own words.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -46,6 +47,8 @@ class Gpu {
 
   const GpuFacts& facts() const { return facts_; }
   uint64_t free_memory() const;
+  // What buffers of this object hold; the driver's context comes on top. Any thread.
+  uint64_t held_memory() const { return held_.load(std::memory_order_relaxed); }
   // Of cuda/kernels, compiled by the driver at the first call. Any thread.
   GpuKernel kernel(std::string_view name) const;
 
@@ -63,6 +66,7 @@ class Gpu {
   const CudaSymbols& cuda_;
   GpuFacts facts_;
   CudaContext context_ = nullptr;  // the primary one; kept to the end of the process
+  mutable std::atomic<uint64_t> held_ = 0;
   mutable std::mutex mutex_;
   mutable std::map<std::string, CudaModule, std::less<>> modules_;  // loaded, by file
   mutable std::map<std::string, CudaFunction, std::less<>> found_;  // kernels, by name

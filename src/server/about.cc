@@ -58,12 +58,21 @@ OrderedJson heat_json(Service& service) {
           {"heat", std::move(rows)}};
 }
 
+// Of steps: the CPU waiting for the GPU.
+double seconds_waiting(const StepTotals& totals) {
+  for (const StepPart& part : totals.parts)
+    if (part.name == kWaitingPart) return part.seconds;
+  return 0;
+}
+
 // What the process's GPU has and does: null without one, and of one that was lost.
 OrderedJson gpu_json(Service& service) {
   const Gpu* const gpu = service.model().gpu();
   if (!gpu || lost_gpu()) return nullptr;
-  OrderedJson out{
-      {"name", gpu->facts().describe()}, {"memory", gpu->facts().memory}, {"free", gpu->free_memory()}};
+  OrderedJson out{{"name", gpu->facts().describe()},
+                  {"memory", gpu->facts().memory},
+                  {"free", gpu->free_memory()},
+                  {"held", gpu->held_memory()}};
   if (const ExpertCounts* counts = service.runner().expert_counts()) {
     uint64_t all = 0;
     for (const uint64_t count : counts->snapshot()) all += count;
@@ -71,9 +80,9 @@ OrderedJson gpu_json(Service& service) {
         all > 0 ? static_cast<double>(counts->device_pairs()) / static_cast<double>(all) : 0;
     out["waited_s"] = counts->waited_seconds();
   }
-  for (const StepPart& part : service.totals().parts)
-    if (part.name == kWaitingPart) out["waited_for_s"] = part.seconds;
-  out["steps_s"] = service.totals().seconds;
+  const StepTotals totals = service.totals();
+  out["waited_for_s"] = seconds_waiting(totals);
+  out["steps_s"] = totals.seconds;
   return out;
 }
 
@@ -134,9 +143,16 @@ void write_speed(MetricsText& out, Service& service) {
   for (const StepPart& part : totals.parts)
     out.sample("kt_step_part_seconds_total", text("{{part=\"{}\"}}", part.name), part.seconds);
   if (const Gpu* const gpu = service.model().gpu(); gpu && !lost_gpu()) {
-    out.head("kt_gpu_memory_bytes", "Memory of the GPU: all of it, and what is free.", "gauge");
+    out.head(
+        "kt_gpu_memory_bytes",
+        "Memory of the GPU: all of it, what is free, and what weights, cache and workspace of this process "
+        "hold.",
+        "gauge");
     out.sample("kt_gpu_memory_bytes", "{kind=\"total\"}", static_cast<double>(gpu->facts().memory));
     out.sample("kt_gpu_memory_bytes", "{kind=\"free\"}", static_cast<double>(gpu->free_memory()));
+    out.sample("kt_gpu_memory_bytes", "{kind=\"held\"}", static_cast<double>(gpu->held_memory()));
+    out.counter("kt_gpu_waited_for_seconds_total", "Time that the CPU waited for the GPU.",
+                seconds_waiting(totals));
   }
   const ExpertCounts* counts = service.runner().expert_counts();
   if (!counts) return;

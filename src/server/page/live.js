@@ -5,10 +5,12 @@ import { Trouble, getJson, isHealthy } from './api.js';
 import { ExpertMap } from './experts.js';
 
 const BUSY_MS = 250, IDLE_MS = 3000, RETRY_MS = 1500, MINUTE = 60000;
-// "GPU 0 (NVIDIA H200): 12.1 of 139.8 GiB, 63 % of experts’ rows, waits 41 % of the time and is waited for 17 %"
+// "GPU 0 (NVIDIA H200): 12.1 of 139.8 GiB in use (11.4 here), 63 % of experts’ rows, waits 41 % of the time and is
+// waited for 17 %"
 const gpuText = (gpu) => {
-  const { name, memory, free, experts_share: share, waited_s: waits, waited_for_s: awaited, steps_s: all } = gpu;
-  const gib = (x) => (number(x) / 2 ** 30).toFixed(1), parts = [`${gib(memory - free)} of ${gib(memory)} GiB`];
+  const { name, memory, free, held, experts_share: share, waited_s: waits, waited_for_s: awaited, steps_s: all } = gpu;
+  const gib = (x) => (number(x) / 2 ** 30).toFixed(1);
+  const parts = [`${gib(memory - free)} of ${gib(memory)} GiB in use (${gib(held)} here)`];
   if (Number.isFinite(share)) parts.push(`${percent(share)} of experts’ rows`);
   if (number(all) > 0)
     parts.push(`waits ${percent(number(waits) / all)} of the time and is waited for ${percent(number(awaited) / all)}`);
