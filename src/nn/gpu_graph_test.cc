@@ -2,8 +2,11 @@
 // On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <string_view>
 #include <thread>
 
@@ -93,8 +96,8 @@ struct GraphModel {
                             8, 0);
   }
 
-  // One token for each of so many sequences.
-  std::vector<float> step(int tokens, unsigned seed) {
+  // One token for each of so many sequences; row `bad` is not a number.
+  std::vector<float> step(int tokens, unsigned seed, int bad = -1) {
     const int32_t page = 0;
     std::vector<AttentionSequence> sequences;
     std::vector<int32_t> which;
@@ -103,7 +106,8 @@ struct GraphModel {
       which.push_back(t);
     }
     std::vector<float> logits(static_cast<size_t>(tokens) * kVocabulary);
-    const std::vector<float> rows = random_values(static_cast<size_t>(tokens) * kRowWidth, seed);
+    std::vector<float> rows = random_values(static_cast<size_t>(tokens) * kRowWidth, seed);
+    if (bad >= 0) rows[static_cast<size_t>(bad) * kRowWidth + 5] = std::numeric_limits<float>::quiet_NaN();
     const RowTable table{.rows = tokens, .width = kRowWidth, .read = [&](int64_t row, float* to) {
                            std::copy_n(rows.begin() + row * kRowWidth, kRowWidth, to);
                          }};
@@ -171,16 +175,64 @@ TEST(GpuGraph, WorkIsCountedAtEachReplay) {
   }
 }
 
+// Replayed, the kernels that wait for the host are let go; launched one by one, none waits yet.
 TEST(GpuGraph, AnErrorOfTheHostEndsTheStepAlone) {
-  GraphModel model(true), other(true);
-  model.step(2, 0);
-  for (const int layer : {0, 1}) {
-    model.watch.calls = 0;
-    model.watch.fails_at = layer;
-    EXPECT_THROW(model.step(2, 1), Error);
-    model.watch.fails_at = -1;
-    EXPECT_EQ(model.step(2, 2), other.step(2, 2));
+  GraphModel other(true);
+  for (const bool graphs : {true, false}) {
+    GraphModel model(graphs);
+    model.step(2, 0);
+    for (const int layer : {0, 1}) {
+      model.watch.calls = 0;
+      model.watch.fails_at = layer;
+      EXPECT_THROW(model.step(2, 1), Error);
+      model.watch.fails_at = -1;
+      EXPECT_EQ(model.step(2, 2), other.step(2, 2)) << "graphs " << graphs << ", layer " << layer;
+    }
   }
+}
+
+// The first step of its size: the graph is being noted down, or has been, when the host's side fails.
+TEST(GpuGraph, AnErrorOfTheHostInTheFirstStep) {
+  GraphModel model(true), other(true);
+  model.watch.fails_at = 0;
+  EXPECT_THROW(model.step(3, 1), Error);
+  model.watch.fails_at = -1;
+  EXPECT_EQ(model.step(3, 2), other.step(3, 2));
+}
+
+// One sequence's, and of that step: neither its neighbours' rows nor later steps have any of it.
+TEST(GpuGraph, NumbersThatAreNoneStayInTheirRow) {
+  for (const bool graphs : {true, false}) {
+    GraphModel model(graphs), other(graphs);
+    const std::vector<float> good = other.step(3, 1), mixed = model.step(3, 1, 1);
+    for (size_t i = 0; i < good.size(); ++i) {
+      if (i / kVocabulary == 1)
+        EXPECT_TRUE(std::isnan(mixed[i])) << i;
+      else
+        EXPECT_EQ(mixed[i], good[i]) << i;
+    }
+    EXPECT_EQ(model.step(3, 2), other.step(3, 2));
+  }
+}
+
+// Kernels that wait for long are killed there: nothing is replayed, and what needs the host's rows comes after them.
+TEST(GpuGraph, AScreenIsSpared) {
+  if (kTestCuda.real()) GTEST_SKIP() << "a real GPU shows a screen or does not";
+  GraphModel plain(true);
+  ::setenv("KT_TEST_CUDA_SCREEN", "1", 1);
+  GraphModel spared(true);
+  ::unsetenv("KT_TEST_CUDA_SCREEN");
+  std::vector<std::vector<float>> expected;
+  for (int i = 0; i < kMostSteps; ++i) expected.push_back(plain.step(kBatches[i], static_cast<unsigned>(i)));
+  const int before = kTestCuda.calls("cuGraphLaunch");
+  for (int i = 0; i < kMostSteps; ++i)
+    EXPECT_EQ(spared.step(kBatches[i], static_cast<unsigned>(i)), expected[static_cast<size_t>(i)]);
+  EXPECT_EQ(kTestCuda.calls("cuGraphLaunch"), before);
+  spared.watch.waited = {};
+  spared.watch.takes = std::chrono::milliseconds(200);  // in each of two layers
+  spared.step(1, 1);
+  spared.step(1, 1);
+  EXPECT_LT(spared.watch.waited, std::chrono::milliseconds(100));
 }
 
 // Of one row: on the test driver blocks of more run one after the other, and only the first of them waits.
@@ -194,15 +246,20 @@ TEST(GpuGraph, TheTimeThatItWaitsForTheHostIsTold) {
   EXPECT_LT(model.watch.waited, std::chrono::seconds(100));
 }
 
+// On either side.
 TEST(GpuGraph, ManyStepsTakeNoMoreMemory) {
   GraphModel model(true);
   const Gpu gpu(0);
   for (int i = 0; i < 2 * kMostSteps; ++i) model.step(kBatches[i % kMostSteps], 1);
   const uint64_t before = gpu.free_memory();
+  const int locked = kTestCuda.calls("cuMemHostAlloc");
+  const size_t used = ::mallinfo2().uordblks;
   const char* const full = std::getenv("KT_TEST_FULL");
   const int steps = full && std::string_view(full) == "1" ? 10'000 : 500;
   for (int i = 0; i < steps; ++i) model.step(kBatches[i % kMostSteps], 1);
   EXPECT_EQ(gpu.free_memory(), before);
+  EXPECT_EQ(kTestCuda.calls("cuMemHostAlloc"), locked);
+  EXPECT_LT(::mallinfo2().uordblks, used + (64u << 10)) << steps << " steps";
 }
 
 // Every call from the n-th on finds the device lost: an error that names it, and nothing hangs.
