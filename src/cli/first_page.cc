@@ -34,7 +34,7 @@ std::string cpu_text() {
 
 std::string gpu_text() {
   Diagnosis found;
-  look_at_gpu(found, this_machine(""));
+  look_at_gpu(found, this_machine(""), GpuTest::kSkip);
   const auto cuda = found.facts.find("cuda");
   if (cuda == found.facts.end() || !cuda->is_object()) return tr_now("none: everything runs on the CPU");
   std::string out;

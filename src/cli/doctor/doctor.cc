@@ -40,7 +40,8 @@ Diagnosis diagnose(const Machine& machine, const DoctorFlags& flags) {
   if (flags.cpu) return d;
   status.show(tr_now("reading from the disk"));
   look_at_disk(d, machine, flags.quick ? DiskTest::kSkip : DiskTest::kRead);
-  look_at_gpu(d, machine);
+  status.show(tr_now("trying the GPU"));
+  look_at_gpu(d, machine, flags.quick ? GpuTest::kSkip : GpuTest::kTry);
   status.show("asking Python");
   look_at_python(d, machine, flags.quick ? PythonTest::kSkip : PythonTest::kImport);
   look_at_port(d, machine);

@@ -109,8 +109,9 @@ void look_at_kernels(Diagnosis& d, const Kernels& used);
 // doctor_disk.cc
 enum class DiskTest { kRead, kSkip };
 void look_at_disk(Diagnosis& d, const Machine& machine, DiskTest test);
-// doctor_gpu.cc
-void look_at_gpu(Diagnosis& d, const Machine& machine);
+// doctor_gpu.cc. Trying opens a context on each GPU, locks memory and runs a kernel.
+enum class GpuTest { kTry, kSkip };
+void look_at_gpu(Diagnosis& d, const Machine& machine, GpuTest test);
 // doctor_python.cc
 enum class PythonTest { kImport, kSkip };
 void look_at_python(Diagnosis& d, const Machine& machine, PythonTest test);

@@ -347,7 +347,7 @@ TEST_F(Doctor, DiskIsRead) {
 // ---- GPUs
 
 TEST_F(Doctor, NoGpuIsAStatement) {
-  look_at_gpu(d, machine);
+  look_at_gpu(d, machine, GpuTest::kSkip);
   EXPECT_EQ(about("cuda").found, "no GPU: everything runs on the CPU");
   EXPECT_EQ(about("cuda").level, Level::kOk);
 }
@@ -355,14 +355,14 @@ TEST_F(Doctor, NoGpuIsAStatement) {
 TEST_F(Doctor, CardWithoutDriver) {
   write("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n");
   write("/sys/bus/pci/devices/0000:01:00.0/class", "0x030000\n");
-  look_at_gpu(d, machine);
+  look_at_gpu(d, machine, GpuTest::kSkip);
   EXPECT_EQ(about("cuda").level, Level::kWarning);
   EXPECT_THAT(about("cuda").found, HasSubstr("not installed"));
 }
 
 TEST_F(Doctor, Gpus) {
   machine.cuda_library = machine.nvml_library = KT_FAKE_GPU_LIBRARY;
-  look_at_gpu(d, machine);
+  look_at_gpu(d, machine, GpuTest::kSkip);
   EXPECT_THAT(about("cuda").found, HasSubstr("driver 560.35.03, CUDA 12.6"));
   ASSERT_EQ(d.findings.size(), 3u);
   EXPECT_EQ(d.findings[1].found, "Fake A, 24.0 GiB (20.0 GiB free), compute capability 8.9, PCIe 1 x16");
@@ -376,7 +376,7 @@ TEST_F(Doctor, DriverThatDoesNotStart) {
   write("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n");
   write("/sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n");
   ::setenv("KT_FAKE_GPU", "broken", 1);
-  look_at_gpu(d, machine);
+  look_at_gpu(d, machine, GpuTest::kSkip);
   ::unsetenv("KT_FAKE_GPU");
   EXPECT_EQ(about("cuda").level, Level::kWarning);
   EXPECT_THAT(about("cuda").found, HasSubstr("cuInit: 999"));

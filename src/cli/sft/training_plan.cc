@@ -84,7 +84,7 @@ struct FreeGpu {
 std::vector<FreeGpu> gpus_here() {
   std::vector<FreeGpu> out;
   Diagnosis found;
-  look_at_gpu(found, this_machine(""));
+  look_at_gpu(found, this_machine(""), GpuTest::kSkip);
   const auto cuda = found.facts.find("cuda");
   if (cuda == found.facts.end() || !cuda->is_object()) return out;
   for (const auto& gpu : cuda->at("gpus")) {
