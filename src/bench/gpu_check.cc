@@ -40,7 +40,8 @@ double difference_of_norm(const std::shared_ptr<const Gpu>& gpu, GpuStream& stre
   stream.copy(out.data(), x + 2 * kTrialWidth, kBytes);
   stream.wait();
   double most = 0;
-  for (const float value : out) most = std::isfinite(value) ? std::max(most, std::abs(value - 1.0)) : HUGE_VAL;
+  for (const float value : out)
+    most = std::isfinite(value) ? std::max(most, std::abs(value - 1.0)) : HUGE_VAL;
   return most;
 }
 
