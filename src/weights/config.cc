@@ -314,7 +314,8 @@ ModelConfig read_model_config(const Json& json, std::string_view name, const Key
                         kMostExperts, "experts", name);
   out.top_k = config
                   .integer({"num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk",
-                            "moe_top_k", "moe_k", "num_selected_experts", "moe_num_active_primary_experts"})
+                            "moe_top_k", "moe_k", "num_selected_experts", "moe_num_active_primary_experts",
+                            "top_k_experts"})
                   .value_or(0);
   std::optional<int> inter = config.integer(
       {"moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_dim", "moe_ffn_hidden_size"});

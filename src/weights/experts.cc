@@ -102,7 +102,7 @@ class CheckpointExperts : public ExpertSource {
     return values;
   }
 
-  bool owns(std::string_view tensor) const override { return parse_expert_name(tensor).has_value(); }
+  bool owns(std::string_view tensor) const override { return expert_name(tensor).has_value(); }
 
   std::string module_name(int layer, int expert, Projection projection) const override {
     const LayerStyle& style = style_of(layer);
@@ -112,6 +112,11 @@ class CheckpointExperts : public ExpertSource {
   }
 
  private:
+  // Where a family has another word for a tensor that is named like an expert's, it is none.
+  std::optional<ExpertName> expert_name(std::string_view tensor) const {
+    if (checkpoint_.is_gguf() && published_name(checkpoint_.gguf_family(), tensor)) return std::nullopt;
+    return parse_expert_name(tensor);
+  }
   void index();
   void settle_experts();
   void check_layer(int layer, const LayerStyle& style);
@@ -146,7 +151,7 @@ class CheckpointExperts : public ExpertSource {
 void CheckpointExperts::index() {
   int beyond = 0;
   for (const Tensor& tensor : checkpoint_.tensors()) {
-    const auto name = parse_expert_name(tensor.name);
+    const auto name = expert_name(tensor.name);
     if (!name || name->extra) continue;
     if (config_.layers > 0 && name->layer >= config_.layers) {
       ++beyond;

@@ -15,9 +15,9 @@ struct Family {
   bool transposed;
 };
 constexpr Family kFamilies[] = {
-    {"gpt_oss", true},   {"llama4", true},    {"qwen", false},       {"glm", false},   {"mixtral", false},
-    {"deepseek", false}, {"kimi", false},     {"minimax", false},    {"dots1", false}, {"ernie", false},
-    {"hy_v3", false},    {"mistral4", false}, {"solar_open", false},
+    {"gpt_oss", true},   {"llama4", true},    {"qwen", false},       {"glm", false},    {"mixtral", false},
+    {"deepseek", false}, {"kimi", false},     {"minimax", false},    {"dots1", false},  {"ernie", false},
+    {"hy_v3", false},    {"mistral4", false}, {"solar_open", false}, {"gemma4", false},
 };
 
 const ExpertTensor* with_suffix(std::span<const ExpertTensor> tensors,

@@ -31,7 +31,10 @@ constexpr auto kKeys = std::to_array<KeyRow>({
     {"attention.indexer.key_length", "index_head_dim"},
     {"attention.indexer.top_k", "index_topk"},
     {"attention.sliding_window", "sliding_window"},
+    {"attention.shared_kv_layers", "num_kv_shared_layers"},
     {"attention.temperature_scale", "llama_4_scaling_beta", KeyRow::Kind::kReal},
+    {"embedding_length_per_layer_input", "hidden_size_per_layer_input"},
+    {"final_logit_softcapping", "final_logit_softcapping", KeyRow::Kind::kReal},
     {"rope.freq_base", "rope_theta", KeyRow::Kind::kReal},
     {"expert_used_count", "num_experts_per_tok"},
     {"expert_feed_forward_length", "moe_intermediate_size"},
@@ -60,6 +63,8 @@ constexpr auto kDerivedKeys = std::to_array<KeyRow>({
     {"expert_count", "moe_num_experts"},
     {"expert_count", "moe_num_primary_experts"},
     {"expert_used_count", "moe_num_active_primary_experts"},
+    {"expert_used_count", "top_k_experts"},
+    {"attention.sliding_window_pattern", "layer_types"},
     {"expert_feed_forward_length", "moe_ffn_hidden_size"},
     {"attention.sliding_window", "attention_chunk_size"},
     {"attention.sliding_window", "sliding_window_size"},
@@ -91,6 +96,7 @@ constexpr auto kDerivedKeys = std::to_array<KeyRow>({
 constexpr auto kTensorsOf = std::to_array<KeyRow>({
     {"rope_factors_short.weight", "rope_scaling.short_factor"},
     {"rope_factors_long.weight", "rope_scaling.long_factor"},
+    {"rope_freqs.weight", "rope_parameters.full_attention.short_factor"},
 });
 constexpr std::string_view kOneTensorOf = "rope_freqs.weight";
 
@@ -183,6 +189,19 @@ std::vector<bool> gguf_flags(const GgufHeader& header, std::string_view key) {
     if (!flag) fail("{}: {}[{}] is something else, expected {}", header.name, shown(key), i, kExpected);
     out.push_back(*flag);
   }
+  return out;
+}
+
+std::vector<uint64_t> gguf_counts(const GgufHeader& header, std::string_view key, uint64_t count) {
+  const GgufValue* const found = find_value(header, key);
+  if (found == nullptr) return {};
+  const auto* const array = std::get_if<GgufArray>(found);
+  if (array == nullptr) return std::vector<uint64_t>(count, *gguf_unsigned(header, key));
+  if (array->count != count)
+    fail("{}: {} has {} numbers, expected {}", header.name, shown(key), array->count, count);
+  uniform(header, key, *array);  // refuses what is no count
+  std::vector<uint64_t> out;
+  for (uint64_t i = 0; i < count; ++i) out.push_back(static_cast<uint64_t>(*array->whole(i)));
   return out;
 }
 

@@ -29,6 +29,8 @@ bool is_gguf_config_tensor(std::string_view name);
 std::optional<uint64_t> gguf_unsigned(const GgufHeader& header, std::string_view key);
 // An array of flags; empty where there is none.
 std::vector<bool> gguf_flags(const GgufHeader& header, std::string_view key);
+// `count` whole numbers of at least 0, or one that stands for all; empty where there is none.
+std::vector<uint64_t> gguf_counts(const GgufHeader& header, std::string_view key, uint64_t count);
 std::optional<double> gguf_real(const GgufHeader& header, std::string_view key);
 std::string_view gguf_string(const GgufHeader& header, std::string_view key);  // empty where absent
 // A token's id: one below `tokens`.

@@ -41,6 +41,10 @@ std::optional<double> GgufFacts::real(std::string_view tail) const { return gguf
 
 std::vector<bool> GgufFacts::flags(std::string_view tail) const { return gguf_flags(header_, key(tail)); }
 
+std::vector<uint64_t> GgufFacts::counts(std::string_view tail) const {
+  return gguf_counts(header_, key(tail), known("num_hidden_layers"));
+}
+
 uint64_t GgufFacts::known(const char* json_key) const {
   const auto found = config_.find(json_key);
   if (found == config_.end() || !found->is_number_integer() || found->get<int64_t>() < 0) return 0;

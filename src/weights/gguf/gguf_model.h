@@ -28,7 +28,11 @@ class GgufFacts {
   const Tensor* find(std::string_view name) const { return find_(name); }
   const Tensor* in_any_layer(std::string_view tail) const;  // "blk.3." + tail in the first layer that has it
   uint64_t known(const char* json_key) const;               // a number of the config; 0: none
-  std::vector<bool> flags(std::string_view tail) const;     // "<architecture>." + tail; empty: none
+  // "<architecture>." + tail; empty: none.
+  std::vector<bool> flags(std::string_view tail) const;
+  std::vector<uint64_t> counts(std::string_view tail) const;  // one for each layer
+  std::optional<uint64_t> number(std::string_view tail) const;
+  std::optional<double> real(std::string_view tail) const;
   template <typename T>
   void add_if_absent(const char* json_key, const T& value) {
     if (!config_.contains(json_key)) config_[json_key] = value;
@@ -42,8 +46,6 @@ class GgufFacts {
 
  private:
   std::string key(std::string_view tail) const;
-  std::optional<uint64_t> number(std::string_view tail) const;
-  std::optional<double> real(std::string_view tail) const;
   uint64_t layers() const;
 
   void add_embeddings();
