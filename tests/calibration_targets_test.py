@@ -296,10 +296,11 @@ def test_threads_memory_and_disk_change_nothing(calibrate, tmp_path):
 @pytest.mark.parametrize("key", ["qwen3", "qwen2_moe", "deepseek_v2-greedy-no_q_rank", "glm4_moe", "gpt_oss",
                                  "glm4_moe_lite", "dots1", "hy_v3", "solar_open", "ernie4_5_moe", "mistral4",
                                  "glm_moe_dsa", "llama4-every_second-two_experts-grows-no_norm",
-                                 "qwen3_next", "qwen3_5_moe"])
+                                 "qwen3_next", "qwen3_5_moe", "gemma4"])
 def test_other_families(stories, tmp_path, key):
     """Dense models, gated shared experts, latent attention without a query rank, biases, sinks, queries that grow,
-    names of their own, weights of what experts read, indexers, recurrent layers: tiny random ones."""
+    names of their own, weights of what experts read, indexers, recurrent layers, norms on both sides: tiny random
+    ones."""
     pytest.importorskip("torch"), pytest.importorskip("transformers")
     import torch
 

@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
     "dots1": "dots1",
+    "gemma4_text": "gemma4",
     "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe_lite": "deepseek2",
     "hy_v3": "hy_v3",
@@ -58,6 +59,12 @@ MODULES = {
     "self_attn.indexer.wk": "indexer.attn_k",
     "self_attn.indexer.k_norm": "indexer.k_norm",
     "self_attn.indexer.weights_proj": "indexer.proj",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "router.proj": "ffn_gate_inp",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
@@ -99,6 +106,9 @@ TENSORS = {
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.expert_bias": "exp_probs_b",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "layer_scalar": "layer_output_scale.weight",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
 }
@@ -285,10 +295,10 @@ class Model:
             self.rounded.update({name: rounded[i] for i, (name, _) in experts.items()})
 
     def _fused(self, name, values):
-        """gpt-oss: [experts, in, out], gate and up in turns; llama4: one after the other. mistral4: as the file has
-        them, gate and up in one."""
-        layer, tail = re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\w+)", name).groups()
-        if self.type == "mistral4":
+        """gpt-oss: [experts, in, out], gate and up in turns; llama4: one after the other. mistral4, gemma4: as the file
+        has them, gate and up in one."""
+        layer, tail = re.fullmatch(r"model\.layers\.(\d+)\.(?:\w+\.)?experts\.(\w+)", name).groups()
+        if self.type in ("mistral4", "gemma4_text"):
             part = {"gate_up_proj": "gate_up", "down_proj": "down"}[tail]
             self.rounded[name] = self.put(f"blk.{layer}.ffn_{part}_exps.weight", values)
             return
@@ -317,7 +327,7 @@ class Model:
         if self.delta and ("linear_attn" in rest or values.ndim == 1):
             self.rounded[name] = self._delta(prefix, rest, tail, values)
             return
-        if self.type in ("glm4_moe", "gpt_oss", "solar_open") and module == "post_attention_layernorm":
+        if self.type in ("glm4_moe", "gpt_oss", "solar_open", "gemma4_text") and module == "post_attention_layernorm":
             tail = "post_attention_norm.weight"
         if self.type in ("llama", "mixtral") and module in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = self.config["num_attention_heads" if "q_proj" in module else "num_key_value_heads"]
@@ -420,6 +430,14 @@ class Model:
             copy("expert_feed_forward_length", "intermediate_size")
             copy("interleave_moe_layer_step", "interleave_moe_layer_step")
             copy("attention.sliding_window", "attention_chunk_size")
+        if self.type == "gemma4_text":
+            copy("expert_used_count", "top_k_experts")
+            copy("attention.sliding_window", "sliding_window")
+            copy("final_logit_softcapping", "final_logit_softcapping", writer.add_float32)
+            number(f"{arch}.embedding_length_per_layer_input", 0)
+            number(f"{arch}.attention.shared_kv_layers", 0)
+            self._two_kinds(writer, arch)
+            return
         if self.type == "smallthinker":
             copy("expert_count", "moe_num_primary_experts")
             copy("expert_used_count", "moe_num_active_primary_experts")
@@ -478,6 +496,27 @@ class Model:
         else:
             self._heads(number, arch, copy)
         self._rope(writer, arch)
+
+    def _two_kinds(self, writer, arch):
+        """Layers that see a window and layers that see all, of which the file has a list."""
+        kinds = self.config["layer_types"]
+        writer.add_array(f"{arch}.attention.sliding_window_pattern", [kind == "sliding_attention" for kind in kinds])
+
+        def of(layer, name):
+            return len(self.published[f"model.layers.{layer}.self_attn.{name}.weight"])
+
+        writer.add_array(f"{arch}.attention.head_count_kv",
+                         [of(i, "k_proj") // of(i, "k_norm") for i in range(len(kinds))])
+        for kind, tail in (("full_attention", ""), ("sliding_attention", "_swa")):
+            head, rope = of(kinds.index(kind), "k_norm"), self.config["rope_parameters"][kind]
+            for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+                writer.add_uint32(f"{arch}.{key}{tail}", head)
+            writer.add_float32(f"{arch}.rope.freq_base{tail}", rope["rope_theta"])
+            if rope["rope_type"] == "proportional":
+                turning = int(rope["partial_rotary_factor"] * head / 2)
+                factors = np.full(head // 2, 1e30, np.float32)
+                factors[:turning] = rope.get("factor", 1.0)
+                self.tensors["rope_freqs.weight"] = (factors, F32)
 
     def _heads(self, number, arch, copy):
         config = self.config

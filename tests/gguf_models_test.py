@@ -74,12 +74,14 @@ MODELS = [
     "qwen3_5_moe-tied-more_heads",
     "qwen3_5",
     "llama4",
+    "gemma4",
+    "gemma4-dense-listed-untied-biases-no_cap",
 ]
 ANOTHER_S_FILES = ["glm4_moe_lite", "solar_open"]  # deepseek2 and glm4moe
 FAMILIES = [key for key in MODELS if "-" not in key and key not in ANOTHER_S_FILES]
 # Those whose files hold other numbers than the published checkpoint: they run, and are not turned back.
 CONVERTED = [key for key in FAMILIES if key not in tiny_models.DELTA_MODELS]
-FUSED = ["gpt_oss", "mistral4", "llama4"]  # experts one by one are no names of their checkpoints
+FUSED = ["gpt_oss", "mistral4", "llama4", "gemma4"]  # experts one by one are no names of their checkpoints
 QUESTION = (
     "{{ bos_token }}{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|bot|>{% endif %}"

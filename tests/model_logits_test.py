@@ -89,6 +89,8 @@ class TestTestItself:
         for name, tensor in model.state_dict().items():
             if not tensor.is_floating_point() or name.endswith("k_proj.bias"):
                 continue  # most of what it adds is the same for all keys, which the softmax does not see
+            if name == f"model.layers.{model.config.num_hidden_layers - 1}.layer_scalar":
+                continue  # the last norm divides by it
             kept = tensor.clone()
             with torch.no_grad():
                 tensor.mul_(1.05).add_(0.01 * torch.arange(tensor.numel()).reshape(tensor.shape).remainder(7))

@@ -375,6 +375,26 @@ def _llama4(**more):
     return "Llama4", dict(config, **more)
 
 
+# Two kinds of layers, the last sees all: heads of sizes that no vector divides, and keys that are values too.
+def _gemma4(**more):
+    config = dict(
+        GQA,
+        head_dim=24,
+        global_head_dim=40,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        intermediate_size=80,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        moe_intermediate_size=32,
+        num_experts=8,
+        top_k_experts=3,
+        sliding_window=24,
+        final_logit_softcapping=30.0,
+    )
+    return "Gemma4", dict(config, **more)
+
+
 # The family as it is published first, then the other ways its config can turn.
 MODELS = {
     "qwen3_moe": _qwen3_moe(),
@@ -508,13 +528,27 @@ MODELS = {
         attention_bias=True,
         rope_parameters=_rope(),
     ),
+    "gemma4": _gemma4(),
+    "gemma4-dense-listed-untied-biases-no_cap": _gemma4(
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        attention_k_eq_v=False,
+        attention_bias=True,
+        enable_moe_block=False,
+        num_experts=None,
+        tie_word_embeddings=False,
+        final_logit_softcapping=None,
+        rope_parameters=dict(
+            full_attention=_rope(rope_type="proportional", rope_theta=1e5, partial_rotary_factor=0.7, factor=4.0),
+            sliding_attention=_rope(rope_theta=5000.0),
+        ),
+    ),
 }
 # Those that keep states of sequences.
 DELTA_MODELS = [key for key, (family, _) in MODELS.items() if family in ("Qwen3Next", "Qwen3_5Moe", "Qwen3_5")]
 # Those whose layers choose the keys that they attend to.
 DSA_MODELS = [key for key, (family, _) in MODELS.items() if family in ("GlmMoeDsa", "DeepseekV32")]
 # Those with parts that do not run on a GPU.
-HOST_ONLY = DELTA_MODELS + DSA_MODELS + [key for key, (family, _) in MODELS.items() if family == "Llama4"]
+HOST_ONLY = DELTA_MODELS + DSA_MODELS + [key for key, (family, _) in MODELS.items() if family in ("Llama4", "Gemma4")]
 # Those of the second half of 2026: tests that cost more run some families only.
 NEWER = ["glm4_moe_lite", "dots1", "hy_v3", "solar_open", "ernie4_5_moe", "mistral4"]
 
@@ -524,6 +558,10 @@ def _draw(name, tensor, generator, adds_one=False):
     noise = torch.randn(tensor.shape, generator=generator)
     if "norm" in name:
         return 0.2 * noise + (0 if adds_one and "linear_attn" not in name else 1)
+    if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        return 1 + 0.2 * noise
+    if name.endswith("router.proj.weight"):
+        return 2 * noise  # of rows whose size is one together
     if "A_log" in name:
         return 1.5 * noise - 2  # memories of one token to a hundred
     if "correction_bias" in name:
@@ -548,7 +586,10 @@ def build(key, dtype=torch.float32, seed=1, **more):
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
-                tensor.copy_(_draw(name, tensor, generator, key in DELTA_MODELS).to(dtype).to(torch.float32))
+                values = _draw(name, tensor, generator, key in DELTA_MODELS)
+                if family == "Gemma4" and name.endswith("q_norm.weight"):
+                    values /= tensor.shape[-1] ** 0.5  # its softmax has no scale of its own
+                tensor.copy_(values.to(dtype).to(torch.float32))
         model.tie_weights()
     return model
 

@@ -25,6 +25,8 @@ constexpr auto kFamilies = std::to_array<Family>({
     {"DeepseekV32ForCausalLM", "deepseek_v32", describe_deepseek_v32, &kDeepseekV32Gguf},
     {"Dots1ForCausalLM", "dots1", describe_dots1, &kDots1Gguf},
     {"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", describe_ernie4_5_moe, &kErnie45MoeGguf},
+    {"Gemma4ForConditionalGeneration", "gemma4", describe_gemma4},
+    {"Gemma4ForCausalLM", "gemma4_text", describe_gemma4, &kGemma4Gguf},
     {"Glm4MoeForCausalLM", "glm4_moe", describe_glm4_moe, &kGlm4MoeGguf},
     {"Glm4MoeLiteForCausalLM", "glm4_moe_lite", describe_glm4_moe_lite},
     {"GlmMoeDsaForCausalLM", "glm_moe_dsa", describe_glm_moe_dsa, &kGlmMoeDsaGguf},

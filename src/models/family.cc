@@ -9,22 +9,6 @@
 namespace kt::inline models {
 namespace {
 
-Activation read_activation(const ConfigReader& config) {
-  const std::string name = config.string("hidden_act", "silu");
-  if (name == "silu" || name == "swish") return {.kind = ActivationKind::kSwiGlu};
-  if (name == "gelu") return {.kind = ActivationKind::kGeluErf};
-  if (name == "gelu_pytorch_tanh" || name == "gelu_new") return {.kind = ActivationKind::kGeluTanh};
-  if (name == "relu") return {.kind = ActivationKind::kRelu};
-  config.unsupported("hidden_act", "silu, gelu, gelu_pytorch_tanh, relu");
-}
-
-// All heads together are a row of a matrix; it has to stay a size like any other.
-void check_row(const ConfigReader& config, int heads, int dims) {
-  if (static_cast<int64_t>(heads) * dims > ConfigReader::kMost)
-    fail("{}: {} heads of {} numbers, at most {} numbers together are read",
-         config.place("num_attention_heads"), heads, dims, ConfigReader::kMost);
-}
-
 // Where rope's values are: both spellings are one object; rope_scaling, where it is more than null, wins.
 std::optional<ConfigReader> rope_object(const ConfigReader& config) {
   for (const std::string_view key : {"rope_scaling", "rope_parameters"})
@@ -115,6 +99,21 @@ void read_longrope(const ConfigReader& config, const ConfigReader& rope, RopeSpe
 
 }  // namespace
 
+Activation read_activation(const ConfigReader& config, std::string_view key, std::string_view fallback) {
+  const std::string name = config.string(key, fallback);
+  if (name == "silu" || name == "swish") return {.kind = ActivationKind::kSwiGlu};
+  if (name == "gelu") return {.kind = ActivationKind::kGeluErf};
+  if (name == "gelu_pytorch_tanh" || name == "gelu_new") return {.kind = ActivationKind::kGeluTanh};
+  if (name == "relu") return {.kind = ActivationKind::kRelu};
+  config.unsupported(key, "silu, gelu, gelu_pytorch_tanh, relu");
+}
+
+void check_row(const ConfigReader& config, int heads, int dims) {
+  if (static_cast<int64_t>(heads) * dims > ConfigReader::kMost)
+    fail("{}: {} heads of {} numbers, at most {} numbers together are read",
+         config.place("num_attention_heads"), heads, dims, ConfigReader::kMost);
+}
+
 ModelSpec describe_common(const ConfigReader& config, double norm_eps) {
   ModelSpec spec;
   spec.hidden = config.known(config.model().hidden, "hidden_size");
@@ -165,23 +164,33 @@ MlaSpec read_rotating_mla(const ConfigReader& config, ModelSpec& spec) {
   return mla;
 }
 
-RopeSpec read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spec) {
-  const std::optional<ConfigReader> object = rope_object(config);
-  const ConfigReader& rope = object ? *object : config;
-  for (const std::string_view nested : {"full_attention", "sliding_attention"})
-    if (object && rope.has(nested))
-      fail_as(ErrorKind::kUnsupported, "{}: positions that differ between kinds of layers are not supported",
-              rope.place(nested));
+namespace {
+
+// Frequencies of the whole head, of which the last ones are 0.
+void read_proportional(const ConfigReader& rope, RopeDefaults defaults, double part, RopeSpec& out) {
+  out.dims = defaults.dims;
+  if (!(part >= 0 && part <= 1)) rope.wrong("partial_rotary_factor", "a number from 0 to 1");
+  out.still = out.dims / 2 - static_cast<int>(part * out.dims / 2);
+  out.factor = positive(rope, "factor", rope.number("factor", 1));
+  if (out.factor != 1) out.scaling = RopeSpec::Scaling::kLinear;
+}
+
+// `rope` has the values, or is silent where `config` speaks.
+RopeSpec read_rope_values(const ConfigReader& config, const ConfigReader& rope, std::string_view type,
+                          RopeDefaults defaults, ModelSpec& spec) {
   RopeSpec out;
   out.theta = positive(rope.has("rope_theta") ? rope : config, "rope_theta",
                        rope.number("rope_theta", config.number("rope_theta", defaults.theta)));
   const double part =
       rope.number("partial_rotary_factor", config.number("partial_rotary_factor", defaults.part));
+  if (type == "proportional") {
+    read_proportional(rope, defaults, part, out);
+    return out;
+  }
   out.dims = part > 0 && part <= 1 ? static_cast<int>(defaults.dims * part) : 0;
   if (out.dims < 2 || out.dims % 2 != 0)
     fail("{}: {} of {} numbers of a head are rotated, expected an even number of them",
          rope.place("partial_rotary_factor"), part * defaults.dims, defaults.dims);
-  const std::string type = object ? rope_type(rope) : "default";
   if (type == "default") return out;
   if (type == "yarn") {
     read_yarn(config, rope, out, spec);
@@ -198,9 +207,30 @@ RopeSpec read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec&
     if (out.factor > 1) end_texts_at(spec.context, rope, "factor", spec);
   } else {
     rope.unsupported(rope.has("rope_type") ? "rope_type" : "type",
-                     "default, linear, dynamic, yarn, llama3, longrope");
+                     "default, linear, dynamic, yarn, llama3, longrope, proportional");
   }
   return out;
+}
+
+}  // namespace
+
+RopeSpec read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spec) {
+  const std::optional<ConfigReader> object = rope_object(config);
+  const ConfigReader& rope = object ? *object : config;
+  for (const std::string_view nested : {"full_attention", "sliding_attention"})
+    if (object && rope.has(nested))
+      fail_as(ErrorKind::kUnsupported, "{}: positions that differ between kinds of layers are not supported",
+              rope.place(nested));
+  return read_rope_values(config, rope, object ? rope_type(rope) : "default", defaults, spec);
+}
+
+RopeSpec read_rope_of(const ConfigReader& config, std::string_view kind, RopeDefaults defaults,
+                      ModelSpec& spec) {
+  const std::optional<ConfigReader> kinds = config.object("rope_parameters");
+  if (!kinds) config.missing("rope_parameters");
+  const std::optional<ConfigReader> rope = kinds->object(kind);
+  if (!rope) kinds->missing(kind);
+  return read_rope_values(*rope, *rope, rope_type(*rope), defaults, spec);
 }
 
 void scale_softmax_for_rope(const ConfigReader& config, MlaSpec& mla) {
@@ -234,7 +264,7 @@ MoeSpec read_experts(const ConfigReader& config, ExpertKeys keys) {
   // model() takes intermediate_size for it, which is the dense layers' here.
   if (keys.inter != "intermediate_size" && !config.has(keys.inter)) config.missing(keys.inter);
   moe.inter = config.known(config.model().inter, keys.inter);
-  moe.activation = read_activation(config);
+  moe.activation = read_activation(config, "hidden_act", "silu");
   return moe;
 }
 
@@ -303,8 +333,9 @@ void fill_layers(const ConfigReader& config, const MixerSpec& mixer, const std::
     if (moe && config.model().is_moe_layer(static_cast<int>(i)))
       layer.feed_forward = *moe;
     else
-      layer.feed_forward = DenseSpec{
-          .inter = config.integer("intermediate_size"), .activation = read_activation(config), .names = {}};
+      layer.feed_forward = DenseSpec{.inter = config.integer("intermediate_size"),
+                                     .activation = read_activation(config, "hidden_act", "silu"),
+                                     .names = {}};
   }
 }
 

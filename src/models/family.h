@@ -13,6 +13,11 @@ namespace kt::inline models {
 // Sizes and norms; as many layers as the config says, whose parts fill_layers() gives.
 ModelSpec describe_common(const ConfigReader& config, double norm_eps);
 
+// By its name in the config; `fallback` where that is silent.
+Activation read_activation(const ConfigReader& config, std::string_view key, std::string_view fallback);
+// All heads together are a row of a matrix; it has to stay a size like any other.
+void check_row(const ConfigReader& config, int heads, int dims);
+
 // heads, kv_heads, head_dim, and the scale of the softmax. Where the config is silent, heads have `head_dim`
 // numbers, or hidden / heads where that is 0.
 GqaSpec read_gqa(const ConfigReader& config, const ModelSpec& spec, int head_dim = 0);
@@ -30,6 +35,9 @@ struct RopeDefaults {
   double theta = 10000, part = 1;
 };
 RopeSpec read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spec);
+// The same of the layers of one kind, "full_attention" ..., where rope_parameters has an object for each.
+RopeSpec read_rope_of(const ConfigReader& config, std::string_view kind, RopeDefaults defaults,
+                      ModelSpec& spec);
 // Multi-head latent attention makes up for the stretched positions in the softmax: the square of
 // 0.1 mscale_all_dim ln(factor) + 1. After read_rope.
 void scale_softmax_for_rope(const ConfigReader& config, MlaSpec& mla);
@@ -90,6 +98,7 @@ ModelSpec describe_deepseek_v3(const ConfigReader& config);
 ModelSpec describe_deepseek_v32(const ConfigReader& config);
 ModelSpec describe_dots1(const ConfigReader& config);
 ModelSpec describe_ernie4_5_moe(const ConfigReader& config);
+ModelSpec describe_gemma4(const ConfigReader& config);
 ModelSpec describe_glm4_moe(const ConfigReader& config);
 ModelSpec describe_glm4_moe_lite(const ConfigReader& config);
 ModelSpec describe_glm_moe_dsa(const ConfigReader& config);
@@ -119,6 +128,7 @@ extern const GgufFamily kDeepseekV3Gguf;
 extern const GgufFamily kDeepseekV32Gguf;
 extern const GgufFamily kDots1Gguf;
 extern const GgufFamily kErnie45MoeGguf;
+extern const GgufFamily kGemma4Gguf;
 extern const GgufFamily kGlm4MoeGguf;
 extern const GgufFamily kGlmMoeDsaGguf;
 extern const GgufFamily kGptOssGguf;

@@ -84,10 +84,11 @@ TEST(GgufNames, UsualOnesWithoutAFamily) {
 }
 
 TEST(GgufFamilies, OneForEachFile) {
-  EXPECT_EQ(gguf_architectures(gguf_families()),
-            "deepseek2, deepseek32, dots1, ernie4_5-moe, glm4moe, glm-dsa, gpt-oss, hy_v3, llama, llama4, "
-            "minimax-m2, "
-            "mistral4, qwen2moe, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe, smallthinker");
+  EXPECT_EQ(
+      gguf_architectures(gguf_families()),
+      "deepseek2, deepseek32, dots1, ernie4_5-moe, gemma4, glm4moe, glm-dsa, gpt-oss, hy_v3, llama, llama4, "
+      "minimax-m2, "
+      "mistral4, qwen2moe, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe, smallthinker");
   EXPECT_EQ(published_name(family("hy_v3"), "blk.7.exp_probs_b.weight"), std::nullopt);
   EXPECT_EQ(gguf_architectures({}), "none");
   for (const GgufFamily* each : gguf_families()) {

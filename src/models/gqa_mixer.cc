@@ -19,7 +19,7 @@ class GqaMixer final : public Mixer {
     Stage in{.input = place.normed, .k = place.hidden(), .matrices = {}};
     in.matrices.push_back({place.named(names.q), queries_.width, spec.qkv_bias});
     in.matrices.push_back({place.named(names.k), k_.width, spec.qkv_bias});
-    in.matrices.push_back({place.named(names.v), v_.width, spec.qkv_bias});
+    if (!spec.keys_as_values) in.matrices.push_back({place.named(names.v), v_.width, spec.qkv_bias});
     Stage out{.input = heads_, .k = heads_.width, .matrices = {}};
     out.matrices.push_back({place.named(names.o), place.hidden(), spec.o_bias});
     stages_.push_back(std::move(in));
@@ -46,21 +46,31 @@ class GqaMixer final : public Mixer {
       q_norm_ = norm(spec_.names.q_norm, spec_.heads);
       k_norm_ = norm(spec_.names.k_norm, spec_.kv_heads);
     }
+    if (spec_.v_norm)
+      v_norm_ = place_.ops().make_vector(std::vector<float>(static_cast<size_t>(spec_.head_dim), 1.0f));
     if (spec_.sinks) sinks_ = vector(spec_.names.sinks, spec_.heads);
   }
 
   void for_each(FunctionRef<void(const PlacedWeights&)> use) const override {
     Mixer::for_each(use);
-    for (const PlacedVector* vector : {q_norm_.get(), k_norm_.get(), sinks_.get()})
+    for (const PlacedVector* vector : {q_norm_.get(), k_norm_.get(), v_norm_.get(), sinks_.get()})
       if (vector) use(*vector);
   }
 
   void run(Ops& ops, const MixerStep& step) const override {
     if (step.stops_at(kIn)) return;
+    const bool v = !spec_.keys_as_values;  // has a matrix of its own
     const LinearUse in[] = {{.weights = weights(kIn, 0), .x = place_.normed, .y = queries_},
                             {.weights = weights(kIn, 1), .x = place_.normed, .y = k_},
-                            {.weights = weights(kIn, 2), .x = place_.normed, .y = v_}};
-    ops.linear(in);
+                            {.weights = v ? weights(kIn, 2) : nullptr, .x = place_.normed, .y = v_}};
+    ops.linear({in, v ? std::size(in) : 2});
+    if (!v)
+      ops.copy_heads({.from = k_,
+                      .to = v_,
+                      .from_stride = spec_.head_dim,
+                      .to_stride = spec_.head_dim,
+                      .heads = spec_.kv_heads,
+                      .count = spec_.head_dim});
     if (spec_.gated)  // a head's queries, then its gates
       ops.copy_heads({.from = queries_,
                       .to = q_,
@@ -75,6 +85,7 @@ class GqaMixer final : public Mixer {
                       .q = heads_of(q_, spec_.heads, q_norm_.get()),
                       .k = heads_of(k_, spec_.kv_heads, k_norm_.get()),
                       .v = v_,
+                      .v_norm = v_norm_.get(),
                       .growth = spec_.growth});
     ops.attend({.plane = step.plane,
                 .q = q_,
@@ -118,8 +129,8 @@ class GqaMixer final : public Mixer {
   const GqaSpec spec_;
   const int rotation_;
   const Rows q_, k_, v_, heads_;
-  const Rows queries_;                                     // with gates, where there are any; else q_
-  std::unique_ptr<PlacedVector> q_norm_, k_norm_, sinks_;  // null: none
+  const Rows queries_;  // with gates, where there are any; else q_
+  std::unique_ptr<PlacedVector> q_norm_, k_norm_, v_norm_, sinks_;  // null: none
 };
 
 }  // namespace

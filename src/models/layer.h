@@ -26,13 +26,16 @@ class Layer {
   void mix(Ops& ops, const MixerStep& step) const;
   // x += what the mixer gave; place.normed for the feed-forward part.
   void after_mixer(Ops& ops) const;
+  // What the feed-forward part gives besides is FeedForward::finish()'s.
+  void finish(Ops& ops, bool routed) const;
   void run(Ops& ops, const MixerStep& step, ExpertCounts* counts, size_t routed_layer) const;
 
  private:
   const LayerPlace place_;
-  const std::string input_norm_name_, post_norm_name_;
-  const Residual residual_;
+  const LayerSpec spec_;
   std::unique_ptr<PlacedVector> input_norm_, post_norm_;
+  std::unique_ptr<PlacedVector> mixed_norm_;  // null: none
+  float scalar_ = 1;
   std::unique_ptr<Mixer> mixer_;
   FeedForward feed_forward_;
 };

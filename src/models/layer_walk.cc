@@ -45,7 +45,7 @@ void LayerWalk::embed(std::span<const int32_t> tokens, float* x) const {
   for (size_t t = 0; t < tokens.size(); ++t) {
     if (tokens[t] < 0 || tokens[t] >= spec_.vocab)
       fail("token {}: the vocabulary has {}", tokens[t], spec_.vocab);
-    embedding_->values(tokens[t], 1, x + t * static_cast<size_t>(spec_.hidden));
+    loader_.embed(*embedding_, tokens[t], x + t * static_cast<size_t>(spec_.hidden));
   }
 }
 
@@ -124,6 +124,7 @@ void LayerWalk::mix(const SequenceRows& rows) {
     const FeedForward& part = layer.feed_forward();
     const auto slots = static_cast<size_t>(tokens) * static_cast<size_t>(part.route_ids().width);
     part.route(*ops_);
+    if (rows.routed) ops_->read(part.routed_input(), {rows.routed, values});
     ops_->read_ids(part.route_ids(), {rows.ids, slots});
     ops_->read(part.route_weights(), {rows.weights, slots});
   });
@@ -135,14 +136,14 @@ void LayerWalk::step(int tokens, const float* normed, const std::function<void()
   run();
 }
 
-void LayerWalk::add_mlp(int tokens, const float* normed, float* x) {
-  const FeedForward& part = open_layer().feed_forward();
-  if (!part.mlp_modules()) return;
-  const std::span<float> values(x, static_cast<size_t>(tokens) * static_cast<size_t>(spec_.hidden));
+void LayerWalk::finish(int tokens, const float* normed, const float* routed, float* x) {
+  const Layer& layer = open_layer();
+  const size_t count = static_cast<size_t>(tokens) * static_cast<size_t>(spec_.hidden);
   step(tokens, normed, [&] {
-    ops_->write(values, x_);
-    part.run_mlp(*ops_);
-    ops_->read(x_, values);
+    ops_->write({x, count}, x_);
+    if (routed) ops_->write({routed, count}, out_);
+    layer.finish(*ops_, routed != nullptr);
+    ops_->read(x_, {x, count});
   });
 }
 

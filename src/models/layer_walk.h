@@ -46,16 +46,19 @@ class LayerWalk {
     std::span<const int> lengths;  // of the sequences
     float* x = nullptr;            // [tokens, hidden]: the layer's input, then with the mixer's output added
     float* normed = nullptr;       // [tokens, hidden] out: what experts and MLPs see
-    int32_t* ids = nullptr;        // [tokens, top_k] out, where the layer routes: as ForwardArgs
-    float* weights = nullptr;      // [tokens, top_k] out
+    float* routed =
+        nullptr;             // [tokens, hidden] out, where routed experts see something else (MoeSpec::Apart)
+    int32_t* ids = nullptr;  // [tokens, top_k] out, where the layer routes: as ForwardArgs
+    float* weights = nullptr;  // [tokens, top_k] out
   };
   void mix(const SequenceRows& rows);
   // The mixer as far as that stage: see(rows, stride) gets what its matrices multiply. rows.x stays as it is;
   // the others are not used.
   void visit(const SequenceRows& rows, size_t stage,
              const std::function<void(const float* rows, int64_t stride)>& see);
-  // Adds the MLP that every token visits, where the layer has one: x += mlp(normed).
-  void add_mlp(int tokens, const float* normed, float* x);
+  // The end of a layer, from what mix() gave: adds the MLP that every token visits, where there is one, and what routed
+  // experts gave, [tokens, hidden]; null: nothing.
+  void finish(int tokens, const float* normed, const float* routed, float* x);
   // [tokens] factors that its output gets there: 1 but for shared experts with a gate.
   void mlp_factors(int tokens, const float* normed, float* factors);
 

@@ -24,7 +24,7 @@ const std::vector<SameWords>& same_words() {
       {{"gate_proj", "w1"}},
       {{"up_proj", "w3"}},
       {{"down_proj", "w2"}},
-      {{"router.gate", "router", "primary_router", "gate"}, true},
+      {{"router.gate", "router.proj", "router", "primary_router", "gate"}, true},
   };
   return all;
 }
@@ -111,6 +111,9 @@ class TreeBuilder {
     std::visit([&](const auto& part) { add_feed_forward(part); }, spec.feed_forward);
     norm(in_layer(spec.input_norm), ModulePart::kNorms, spec_.hidden);
     norm(in_layer(spec.post_norm), ModulePart::kNorms, spec_.hidden);
+    if (spec.residual == Residual::kBothNorms)
+      for (const std::string& name : {spec.mixed_norm, spec.fed_norm})
+        norm(in_layer(name), ModulePart::kNorms, spec_.hidden);
     close(at);
     layer_ = -1;
   }
@@ -130,7 +133,7 @@ class TreeBuilder {
     const int64_t q = int64_t{gqa.heads} * gqa.head_dim, kv = int64_t{gqa.kv_heads} * gqa.head_dim;
     attention_matrix(gqa.names.q, gqa.gated ? 2 * q : q, spec_.hidden, gqa.qkv_bias);
     attention_matrix(gqa.names.k, kv, spec_.hidden, gqa.qkv_bias);
-    attention_matrix(gqa.names.v, kv, spec_.hidden, gqa.qkv_bias);
+    if (!gqa.keys_as_values) attention_matrix(gqa.names.v, kv, spec_.hidden, gqa.qkv_bias);
     attention_matrix(gqa.names.o, spec_.hidden, q, gqa.o_bias);
     if (gqa.norm == GqaSpec::Norm::kHead || gqa.norm == GqaSpec::Norm::kAll) {
       const bool head = gqa.norm == GqaSpec::Norm::kHead;
@@ -205,36 +208,58 @@ class TreeBuilder {
         dense.bias);
   }
 
+  // Where routed experts have a name of their own they are modules of the layer, as the router and the shared one.
   void add_feed_forward(const MoeSpec& moe) {
-    const std::string router = in_layer(moe.names.router);
+    if (!moe.names.experts.empty()) {
+      add_router(moe);
+      add_experts(moe, in_layer(moe.names.experts));
+      add_shared(moe);
+      return;
+    }
     const std::string block = in_layer(moe.names.router.substr(0, moe.names.router.find('.')));
     const size_t at = open({.name = block, .kind = ModuleKind::kMoe, .part = ModulePart::kMoeBlock});
-    add({.name = router,
+    add_router(moe);
+    add_experts(moe, block + ".experts");
+    add_shared(moe);
+    close(at);
+  }
+
+  void add_router(const MoeSpec& moe) {
+    add({.name = in_layer(moe.names.router),
          .kind = ModuleKind::kRouter,
          .part = ModulePart::kRouter,
          .n = moe.experts,
          .k = spec_.hidden,
          .bias = moe.router.bias,
          .exact = true});
-    const size_t experts = open({.name = block + ".experts",
+  }
+
+  void add_experts(const MoeSpec& moe, const std::string& name) {
+    const size_t experts = open({.name = name,
                                  .kind = ModuleKind::kExperts,
                                  .part = ModulePart::kExperts,
                                  .n = moe.inter,
                                  .k = spec_.hidden,
                                  .count = moe.experts});
     for (int i = 0; i < moe.experts; ++i)
-      add({.name = text("{}.experts.{}", block, i),
+      add({.name = text("{}.{}", name, i),
            .kind = ModuleKind::kExpert,
            .part = ModulePart::kExperts,
            .expert = i});
     close(experts);
+  }
+
+  void add_shared(const MoeSpec& moe) {
     if (moe.shared_inter > 0) {
       const std::string shared = in_layer(moe.names.shared);
       mlp(shared, ModulePart::kShared, {shared + ".gate_proj", shared + ".up_proj", shared + ".down_proj"},
           moe.shared_inter, false);
       if (moe.shared_gate) exact_matrix(moe.names.shared_gate, ModulePart::kShared, 1, spec_.hidden);
     }
-    close(at);
+    if (moe.apart)
+      for (const std::string& name :
+           {moe.apart->routed_norm, moe.apart->routed_out_norm, moe.apart->shared_out_norm})
+        norm(in_layer(name), ModulePart::kNorms, spec_.hidden);
   }
 
   const ModelSpec& spec_;

@@ -23,6 +23,8 @@ const std::vector<ClassPrefix>& class_prefixes() {
       {"DeepseekV32", {"deepseek_v32"}},
       {"Dots1", {"dots1"}},
       {"Ernie4_5_Moe", {"ernie4_5_moe"}},
+      {"Gemma4", {"gemma4", "gemma4_text"}},
+      {"Gemma4Text", {"gemma4", "gemma4_text"}},
       {"Glm4Moe", {"glm4_moe"}},
       {"Glm4MoeLite", {"glm4_moe_lite"}},
       {"GlmMoeDsa", {"glm_moe_dsa"}},

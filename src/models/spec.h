@@ -22,7 +22,9 @@ struct GqaSpec {
   // RMS norms of q and k before the rotation: over each head, or over all heads' numbers together. kHeadLast is over
   // each head behind the rotation, and has no weights.
   enum class Norm { kNone, kHead, kAll, kHeadLast } norm = Norm::kNone;
-  bool sinks = false;  // a learned score for each head that has no value
+  bool v_norm = false;          // an RMS norm of each head of values, without weights
+  bool keys_as_values = false;  // no matrix of values: they are what k gives, before its norm
+  bool sinks = false;           // a learned score for each head that has no value
   bool gated = false;  // q has for each head as many numbers again, whose sigmoids multiply what it gives
   RopeSpec rope;       // no dims: positions do not rotate them
   QueryGrowth growth;  // of queries along the text
@@ -108,8 +110,20 @@ struct MoeSpec {
   bool routes_first = false;
   bool weighs_inputs = false;  // weights multiply what experts read, not what they give
   Activation activation;
+  // Routed and shared expert side by side, each between norms of its own.
+  struct Apart {
+    // What the router reads of x in place of what experts read: rms(x) * these [hidden] / sqrt(hidden). The tensor
+    // itself, as the next.
+    std::string router_scale = "router.scale";
+    std::string expert_scales = "router.per_expert_scale";  // [experts], of weights behind all else
+    // Of what routed experts read of x, in place of what the layer's norm gives; of what they and the shared one give.
+    std::string routed_norm = "pre_feedforward_layernorm_2", routed_out_norm = "post_feedforward_layernorm_2",
+                shared_out_norm = "post_feedforward_layernorm_1";
+  };
+  std::optional<Apart> apart;
   struct Names {
     std::string router = "mlp.gate";
+    std::string experts;  // the module of all routed ones; empty: beside the router
     std::string correction_bias = "mlp.gate.e_score_correction_bias";  // the tensor itself
     std::string shared = "mlp.shared_experts";                         // ".gate_proj" ... follow
     std::string shared_gate = "mlp.shared_expert_gate";
@@ -120,7 +134,8 @@ using FeedForwardSpec = std::variant<DenseSpec, MoeSpec>;
 
 // How the parts of a layer add to the stream of activations.
 enum class Residual {
-  kPreNorm,  // x += mixer(norm(x)); x += feed_forward(norm(x))
+  kPreNorm,    // x += mixer(norm(x)); x += feed_forward(norm(x))
+  kBothNorms,  // x += norm(mixer(norm(x))); x += norm(feed_forward(norm(x))); x *= a number of the layer
 };
 
 struct LayerSpec {
@@ -128,6 +143,9 @@ struct LayerSpec {
   FeedForwardSpec feed_forward;
   Residual residual = Residual::kPreNorm;
   std::string input_norm = "input_layernorm", post_norm = "post_attention_layernorm";
+  // kBothNorms: of what the mixer gives, of what the feed-forward part gives, and the tensor of that number.
+  std::string mixed_norm = "post_attention_layernorm", fed_norm = "post_feedforward_layernorm",
+              scalar = "layer_scalar";
 
   const MoeSpec* moe() const { return std::get_if<MoeSpec>(&feed_forward); }  // null: a dense layer
   const IndexerSpec* indexer() const {                                        // null: all keys are seen
@@ -142,6 +160,8 @@ struct ModelSpec {
   double norm_eps = 1e-6;
   bool norms_add_one = false;  // norms multiply by 1 + their weights, but for the one behind the delta rule
   bool tied_embeddings = false;
+  double embedding_scale = 1;  // embeddings are multiplied by it
+  double logit_cap = 0;        // a logit l is cap tanh(l / cap); 0: itself
   std::string embedding = "model.embed_tokens", final_norm = "model.norm", head = "lm_head",
               prefix = "model.layers";
   std::vector<LayerSpec> layers;

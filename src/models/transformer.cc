@@ -255,7 +255,7 @@ void Transformer::forward(SequenceCache& cache, std::span<const SequenceInput> i
                               .alike = alike,
                               .adapter = inputs.front().adapter});
   const RowTable table{.rows = s.embedding->n, .width = s.spec.hidden, .read = [&](int64_t row, float* to) {
-                         s.embedding->values(row, 1, to);
+                         s.loader.embed(*s.embedding, row, to);
                        }};
   ops.embed(table, ids, s.x);
   ops.repeat([&] {
@@ -263,7 +263,7 @@ void Transformer::forward(SequenceCache& cache, std::span<const SequenceInput> i
     if (wanted.empty()) return;
     ops.norm(s.x, *s.final_norm, s.spec.norm_eps, s.normed);
     ops.pick(s.normed, wanted);
-    ops.project(*s.head, s.normed, static_cast<int>(wanted.size()));
+    ops.project(*s.head, s.normed, static_cast<int>(wanted.size()), static_cast<float>(s.spec.logit_cap));
   });
 }
 
@@ -271,7 +271,7 @@ StepNeeds Transformer::State::measure(std::span<const AttentionSequence> sequenc
                                       int logit_rows) const {
   return ops->measure({.sequences = sequences, .tokens = tokens}, keeps, [&] {
     run_layers(nullptr);
-    ops->project(*head, normed, logit_rows);
+    ops->project(*head, normed, logit_rows, static_cast<float>(spec.logit_cap));
   });
 }
 

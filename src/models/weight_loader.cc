@@ -75,8 +75,21 @@ std::vector<float> WeightLoader::floats(const std::string& tensor, int64_t size)
   return values;
 }
 
-std::unique_ptr<PlacedVector> WeightLoader::vector(const std::string& tensor, int64_t size) const {
-  return ops_.make_vector(floats(tensor, size));
+std::unique_ptr<PlacedVector> WeightLoader::vector(const std::string& tensor, int64_t size,
+                                                   double factor) const {
+  std::vector<float> values = floats(tensor, size);
+  if (factor != 1)
+    for (float& value : values) value = static_cast<float>(value * factor);
+  return ops_.make_vector(std::move(values));
+}
+
+float WeightLoader::number(const std::string& tensor) const { return floats(tensor, 1).front(); }
+
+void WeightLoader::embed(const StoredMatrix& embedding, int64_t token, float* to) const {
+  embedding.values(token, 1, to);
+  if (spec_.embedding_scale == 1) return;
+  const auto factor = static_cast<float>(spec_.embedding_scale);
+  for (int64_t i = 0; i < embedding.k; ++i) to[i] *= factor;
 }
 
 std::unique_ptr<PlacedVector> WeightLoader::norm(const std::string& module, int64_t size) const {

@@ -60,7 +60,8 @@ class WeightLoader {
   std::string head() const;
 
   // Errors name the tensor: missing, or of another shape than expected.
-  std::unique_ptr<PlacedVector> vector(const std::string& tensor, int64_t size) const;
+  std::unique_ptr<PlacedVector> vector(const std::string& tensor, int64_t size, double factor = 1) const;
+  float number(const std::string& tensor) const;  // a tensor of one
   // What one of the model's norms multiplies by.
   std::unique_ptr<PlacedVector> norm(const std::string& module, int64_t size) const;
   // How fast states decay, below 0: -e^x of what is stored, but for GGUF files, which have the rates.
@@ -68,6 +69,8 @@ class WeightLoader {
   // A convolution of each channel by itself, stored as [channels, 1, taps] or [channels, taps]: [taps, channels].
   std::unique_ptr<PlacedVector> taps(const std::string& module, int64_t channels, int64_t taps) const;
   std::unique_ptr<StoredMatrix> matrix(const std::string& module, int64_t n, int64_t k) const;
+  // A token's row of the embedding, as layers read it.
+  void embed(const StoredMatrix& embedding, int64_t token, float* to) const;
   std::unique_ptr<PlacedLinear> linear(const std::string& module, int64_t n, int64_t k, bool bias = false);
   // Of scores that are compared or squashed, close numbers all: as stored, and always in f32.
   std::unique_ptr<PlacedLinear> exact_linear(const std::string& module, int64_t n, int64_t k,

@@ -215,12 +215,22 @@ void CpuOps::rotate(const HeadRows& heads, const RotateWrite& args, int token) {
   if (args.norm_last) norm();
 }
 
+void CpuOps::norm_values(const RotateWrite& args, int token) {
+  const std::vector<float>& w = values_of(*args.v_norm);
+  const auto size = static_cast<int64_t>(w.size());
+  float* const row = at(args.v) + token * args.v.width;
+  for (int64_t first = 0; first < args.v.width; first += size)
+    kernels_.rows->norm(row + first, w.data(), static_cast<float>(args.norm_eps), static_cast<int>(size),
+                        row + first);
+}
+
 void CpuOps::rotate_write(const RotateWrite& args) {
   if (measured_) return;
   const StepParts::Scope scope(timed(), part_.rotation);
   for_rows(step_.tokens, [&](int t) {
     rotate(args.q, args, t);
     rotate(args.k, args, t);
+    if (args.v_norm) norm_values(args, t);
     const float factor = args.growth.factor(positions_[static_cast<size_t>(t)]);
     if (factor == 1) return;
     float* row = at(args.q.rows) + t * args.q.rows.width;
@@ -313,11 +323,13 @@ void CpuOps::route(const ChooseExperts& args) {
   linear({&use, 1});
   if (measured_) return;
   const int experts = static_cast<int>(args.router->n());
-  const float* correction = values_or_null(args.correction);
+  const float *correction = values_or_null(args.correction), *scales = values_or_null(args.scales);
   for_rows(step_.tokens, [&](int t) {
+    int32_t* const ids = ids_at(args.ids) + int64_t{t} * args.top_k;
+    float* const weights = at(args.weights) + int64_t{t} * args.top_k;
     choose_experts(*kernels_.rows, *args.spec, experts, args.top_k, at(args.scores) + t * args.scores.width,
-                   correction, ids_at(args.ids) + int64_t{t} * args.top_k,
-                   at(args.weights) + int64_t{t} * args.top_k);
+                   correction, ids, weights);
+    for (int i = 0; scales && i < args.top_k; ++i) weights[i] *= scales[ids[i]];
   });
   if (args.forced) force_ids(step_.sequences, values_or_null(args.forced), args.top_k, ids_at(args.ids));
 }
@@ -398,6 +410,15 @@ void CpuOps::sigmoid(Rows x) {
            [&](int t) { kernels_.rows->sigmoid(at(x) + t * x.width, static_cast<int>(x.width)); });
 }
 
+void CpuOps::scale(Rows x, float factor) {
+  if (measured_) return;
+  const StepParts::Scope scope(timed(), part_.norm);
+  for_rows(step_.tokens, [&](int t) {
+    float* const row = at(x) + t * x.width;
+    for (int64_t i = 0; i < x.width; ++i) row[i] *= factor;
+  });
+}
+
 void CpuOps::pick(Rows x, std::span<const int> tokens) {
   if (measured_) return;
   const StepParts::Scope scope(timed(), part_.copies);
@@ -405,7 +426,21 @@ void CpuOps::pick(Rows x, std::span<const int> tokens) {
     std::copy_n(at(x) + tokens[i] * x.width, x.width, at(x) + static_cast<int64_t>(i) * x.width);
 }
 
-void CpuOps::project(const PlacedLinear& weights, Rows x, int count) {
+// tanh(z) = 2 sigmoid(2 z) - 1, which is off by an ulp of the cap at most.
+void CpuOps::cap_logits(int rows, int64_t width, float cap) {
+  constexpr int64_t kPiece = 4096;  // numbers that one worker caps at a time
+  const int64_t pieces = (width + kPiece - 1) / kPiece;
+  const auto item = [&](int64_t i) {
+    const int64_t first = i % pieces * kPiece, count = std::min(kPiece, width - first);
+    float* const logits = step_.logits + i / pieces * width + first;
+    for (int64_t j = 0; j < count; ++j) logits[j] *= 2 / cap;
+    kernels_.rows->sigmoid(logits, static_cast<int>(count));
+    for (int64_t j = 0; j < count; ++j) logits[j] = cap * (2 * logits[j] - 1);
+  };
+  for_rows(static_cast<int>(rows * pieces), item);
+}
+
+void CpuOps::project(const PlacedLinear& weights, Rows x, int count, float cap) {
   const StepParts::Scope scope(timed(), part_.head);
   const LinearCall call{.linear = &linear_of(weights),
                         .x = measured_ ? nullptr : at(x),
@@ -414,6 +449,7 @@ void CpuOps::project(const PlacedLinear& weights, Rows x, int count) {
                         .y_stride = weights.n()};
   run_linears(count, {&call, 1});
   adapt(weights, count, call);
+  if (cap > 0 && !measured_) cap_logits(count, weights.n(), cap);
 }
 
 StepNeeds CpuOps::measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) {

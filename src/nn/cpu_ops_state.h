@@ -82,8 +82,9 @@ class CpuOps final : public Ops {
   void experts(const RunExperts& args) override;
   void mlp(const RunMlp& args) override;
   void sigmoid(Rows x) override;
+  void scale(Rows x, float factor) override;
   void pick(Rows x, std::span<const int> tokens) override;
-  void project(const PlacedLinear& weights, Rows x, int count) override;
+  void project(const PlacedLinear& weights, Rows x, int count, float cap) override;
   void write(std::span<const float> values, Rows x) override { std::ranges::copy(values, at(x)); }
   void read(Rows x, std::span<float> values) override { std::copy_n(at(x), values.size(), values.begin()); }
   void read_ids(Rows ids, std::span<int32_t> values) override {
@@ -146,7 +147,9 @@ class CpuOps final : public Ops {
   void add_adapter(const LinearAdapter& adapter, int rows, const LinearCall& call);
   void measure_adapter(const LinearAdapter& adapter, int rows);
   void measure_forward(const PlacedExperts& placed, int top_k);
+  void cap_logits(int rows, int64_t width, float cap);
   void rotate(const HeadRows& heads, const RotateWrite& args, int token);
+  void norm_values(const RotateWrite& args, int token);
 
   std::shared_ptr<Pool> pool_;
   const CpuOpsOptions options_;

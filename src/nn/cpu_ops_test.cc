@@ -167,6 +167,140 @@ TEST(CpuOps, QueriesGrowWithTheirPositions) {
   }
 }
 
+// Pairs without a frequency have the bits they had, whatever the position; the others turn as in the whole head.
+TEST(CpuOps, SomePairsStayStill) {
+  constexpr int kDims = 8, kStill = 3, kTokens = 5;
+  const auto ops = make_cpu_ops(cpu_pool(1));
+  const KvShape shape{.heads = 1, .d = kDims, .dv = kDims, .type = KvType::kF32};
+  const int all = ops->make_rotation({.dims = kDims}),
+            some = ops->make_rotation({.dims = kDims, .still = kStill});
+  EXPECT_NE(all, some);
+  const Rows q = ops->rows("q", kDims), k = ops->rows("k", kDims), v = ops->rows("v", kDims);
+  ops->allocate(kTokens);
+  KvCache cache({.planes = {shape}, .states = {}}, 1);
+  const int32_t page = 0;
+  const std::vector<float> x = random_values(kTokens * kDims, 9);
+  const auto run = [&](int rotation) {
+    const AttentionSequence sequence{.first = 0, .count = kTokens, .position = 3, .pages = &page};
+    const StepScope scope(*ops, {.sequences = {&sequence, 1}, .tokens = kTokens, .cache = &cache});
+    for (const Rows rows : {q, k, v}) ops->write(x, rows);
+    ops->rotate_write({.plane = 0,
+                       .rotation = rotation,
+                       .q = {.rows = q, .heads = 1, .stride = kDims},
+                       .k = {.rows = k, .heads = 1, .stride = kDims},
+                       .v = v});
+    std::vector<float> out(x.size());
+    ops->read(q, out);
+    return out;
+  };
+  const std::vector<float> whole = run(all), part = run(some);
+  for (size_t i = 0; i < x.size(); ++i)
+    EXPECT_EQ(part[i], i % (kDims / 2) < kDims / 2 - kStill ? whole[i] : x[i]) << i;
+  EXPECT_THROW(ops->make_rotation({.dims = kDims, .still = 5}), Error);
+}
+
+// Each head of values by itself; queries and keys stay.
+TEST(CpuOps, ValuesAreNormed) {
+  constexpr int kHeads = 3, kDims = 10, kTokens = 5;
+  const auto ops = make_cpu_ops(cpu_pool(2));
+  const KvShape shape{.heads = kHeads, .d = kDims, .dv = kDims, .type = KvType::kF32};
+  const int still = ops->make_rotation({});
+  const Rows q = ops->rows("q", kHeads * kDims), k = ops->rows("k", kHeads * kDims),
+             v = ops->rows("v", kHeads * kDims);
+  const auto ones = ops->make_vector(std::vector<float>(kDims, 1.0f));
+  ops->allocate(kTokens);
+  KvCache cache({.planes = {shape}, .states = {}}, 1);
+  const int32_t page = 0;
+  const std::vector<float> x = random_values(kTokens * kHeads * kDims, 9);
+  const AttentionSequence sequence{.first = 0, .count = kTokens, .pages = &page};
+  const StepScope scope(*ops, {.sequences = {&sequence, 1}, .tokens = kTokens, .cache = &cache});
+  for (const Rows rows : {q, k, v}) ops->write(x, rows);
+  ops->rotate_write({.plane = 0,
+                     .rotation = still,
+                     .norm_eps = 1e-3,
+                     .q = {.rows = q, .heads = kHeads, .stride = kDims},
+                     .k = {.rows = k, .heads = kHeads, .stride = kDims},
+                     .v = v,
+                     .v_norm = ones.get()});
+  std::vector<float> keys(x.size()), values(x.size());
+  ops->read(k, keys);
+  ops->read(v, values);
+  EXPECT_EQ(keys, x);
+  for (size_t head = 0; head < kTokens * kHeads; ++head) {
+    double squares = 0;
+    for (size_t i = 0; i < kDims; ++i) squares += std::pow(static_cast<double>(x[head * kDims + i]), 2);
+    for (size_t i = 0; i < kDims; ++i)
+      EXPECT_NEAR(values[head * kDims + i], x[head * kDims + i] / std::sqrt(squares / kDims + 1e-3), 1e-6);
+  }
+}
+
+// Also of more logits than one worker caps at a time. An ulp of the cap is 2e-6, and the logits below are off by as
+// much as a product is.
+TEST(CpuOps, LogitsUnderACap) {
+  constexpr int kTokens = 3;
+  constexpr int64_t kIn = 8, kOut = 9001;
+  constexpr double kCap = 5;
+  const auto ops = make_cpu_ops(cpu_pool(2));
+  std::vector<float> w = random_values(kOut * kIn, 1);
+  for (float& value : w) value *= 4;
+  const std::vector<float> x = random_values(kTokens * kIn, 2);
+  const auto head = linear_of(*ops, w, kOut, kIn);
+  const Rows in = ops->rows("in", kIn);
+  ops->allocate(kTokens);
+  std::vector<float> capped(kTokens * kOut), plain(capped.size());
+  for (const bool cap : {true, false}) {
+    const StepScope scope(*ops,
+                          {.sequences = {}, .tokens = kTokens, .logits = cap ? capped.data() : plain.data()});
+    ops->write(x, in);
+    ops->project(*head, in, kTokens, cap ? kCap : 0);
+  }
+  double largest = 0;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_NEAR(capped[i], kCap * std::tanh(static_cast<double>(plain[i]) / kCap), 4e-6) << i;
+    largest = std::max(largest, std::abs(static_cast<double>(plain[i])));
+  }
+  EXPECT_GT(largest, 2 * kCap);
+}
+
+TEST(CpuOps, EachExpertHasAScale) {
+  constexpr int kTokens = 6, kExperts = 5, kTopK = 2;
+  constexpr int64_t kIn = 8;
+  const auto ops = make_cpu_ops(cpu_pool(2));
+  const auto router = linear_of(*ops, random_values(kExperts * kIn, 1), kExperts, kIn);
+  const std::vector<float> factors = {2, 3, 5, 7, 11};
+  const auto scales = ops->make_vector(factors);
+  const RouterSpec spec{.normalise = true};
+  const Rows x = ops->rows("x", kIn), scores = ops->rows("scores", kExperts), ids = ops->rows("ids", kTopK),
+             weights = ops->rows("weights", kTopK);
+  ops->allocate(kTokens);
+  const auto run = [&](const PlacedVector* with) {
+    const StepScope scope(*ops, {.sequences = {}, .tokens = kTokens});
+    ops->write(random_values(kTokens * kIn, 2), x);
+    ops->route({.spec = &spec,
+                .router = router.get(),
+                .scales = with,
+                .top_k = kTopK,
+                .x = x,
+                .scores = scores,
+                .ids = ids,
+                .weights = weights});
+    std::pair<std::vector<int32_t>, std::vector<float>> out;
+    out.first.resize(kTokens * kTopK);
+    out.second.resize(kTokens * kTopK);
+    ops->read_ids(ids, out.first);
+    ops->read(weights, out.second);
+    ops->scale(weights, 0.5f);
+    std::vector<float> half(out.second.size());
+    ops->read(weights, half);
+    for (size_t i = 0; i < half.size(); ++i) EXPECT_EQ(half[i], out.second[i] / 2);
+    return out;
+  };
+  const auto plain = run(nullptr), scaled = run(scales.get());
+  EXPECT_EQ(plain.first, scaled.first);
+  for (size_t i = 0; i < plain.second.size(); ++i)
+    EXPECT_EQ(scaled.second[i], plain.second[i] * factors[static_cast<size_t>(plain.first[i])]);
+}
+
 TEST(CpuOps, MeasuringRunsNothing) {
   const auto ops = make_cpu_ops(cpu_pool(1), {.sizes_only = true});
   const RowReader shape{.format = format_named("int8"), .n = 64, .k = 32};

@@ -123,7 +123,7 @@ struct GraphModel {
   void layers(int tokens) {
     for (const auto& layer : experts) run_layer(*layer);
     ops->norm(x, *norm, 1e-5, normed);
-    ops->project(*head, normed, tokens);
+    ops->project(*head, normed, tokens, 0);
   }
   void run_layer(const PlacedExperts& layer) {
     const RunExperts run{.experts = &layer,

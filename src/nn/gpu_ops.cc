@@ -253,6 +253,7 @@ RotateRowsArgs GpuOps::rotate_args(const RotateWrite& args, const HeadRows& head
 
 void GpuOps::rotate_write(const RotateWrite& args) {
   if (args.norm_last) refuse("norms behind the rotation");
+  if (args.v_norm) refuse("norms of values");
   if (measured_) return;
   flush();
   const float* const growth = args.growth.beta != 0 ? tables_.growth(args.growth) : nullptr;

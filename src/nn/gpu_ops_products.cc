@@ -147,6 +147,7 @@ void GpuOps::add_adapter(const LinearUse& use, const LinearAdapter& adapter) {
 }
 
 void GpuOps::route(const ChooseExperts& args) {
+  if (args.scales) refuse("scales of experts");
   const LinearUse use{.weights = args.router, .x = args.x, .y = args.scores};
   linear({&use, 1});
   if (measured_) return;
@@ -362,7 +363,8 @@ void GpuOps::mlp(const RunMlp& args) {
                           .factors = measured_ || args.factors.id < 0 ? nullptr : at(args.factors)});
 }
 
-void GpuOps::project(const PlacedLinear& weights, Rows x, int count) {
+void GpuOps::project(const PlacedLinear& weights, Rows x, int count, float cap) {
+  if (cap > 0) refuse("caps of logits");
   if (!measured_) flush();
   const auto& head = static_cast<const GpuLinear&>(weights);
   if (recording_) count = step_.tokens;

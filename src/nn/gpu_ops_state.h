@@ -112,8 +112,9 @@ class GpuOps final : public Ops {
   void experts(const RunExperts& args) override;
   void mlp(const RunMlp& args) override;
   void sigmoid(Rows x) override;
+  void scale(Rows, float) override { refuse("numbers that multiply what a layer gives"); }
   void pick(Rows x, std::span<const int> tokens) override;
-  void project(const PlacedLinear& weights, Rows x, int count) override;
+  void project(const PlacedLinear& weights, Rows x, int count, float cap) override;
   void write(std::span<const float> values, Rows x) override;
   void read(Rows x, std::span<float> values) override;
   void read_ids(Rows ids, std::span<int32_t> values) override;

@@ -136,7 +136,9 @@ struct RotateWrite {
   double norm_eps = 0;
   bool norm_last = false;  // norms come behind the rotation
   HeadRows q, k;
-  Rows v = {};              // none where the plane has no values of its own
+  Rows v = {};  // none where the plane has no values of its own
+  // An RMS norm of each head of values, in place, as many numbers as it has; null: none.
+  const PlacedVector* v_norm = nullptr;
   QueryGrowth growth = {};  // of whole queries, after the rotation
 };
 
@@ -235,6 +237,7 @@ struct ChooseExperts {
   const RouterSpec* spec = nullptr;
   const PlacedLinear* router = nullptr;
   const PlacedVector* correction = nullptr;  // null: none
+  const PlacedVector* scales = nullptr;      // [experts] of the weights of each, behind all else; null: none
   int top_k = 0;
   Rows x, scores;     // scores: [tokens, experts]
   Rows ids, weights;  // [tokens, top_k]; ids are whole numbers
@@ -359,11 +362,13 @@ class Ops {
   virtual void send_experts(const RunExperts& args) = 0;
   virtual void experts(const RunExperts& args) = 0;  // the same that were sent
   virtual void mlp(const RunMlp& args) = 0;
-  virtual void sigmoid(Rows x) = 0;  // in place
+  virtual void sigmoid(Rows x) = 0;              // in place
+  virtual void scale(Rows x, float factor) = 0;  // x *= factor
   // Rows whose numbers are `tokens` (ascending) move to the front: x[i] = x[tokens[i]].
   virtual void pick(Rows x, std::span<const int> tokens) = 0;
-  // The first `count` rows through a linear, to StepRows::logits.
-  virtual void project(const PlacedLinear& weights, Rows x, int count) = 0;
+  // The first `count` rows through a linear, to StepRows::logits. With a cap above 0 a logit l becomes
+  // cap tanh(l / cap).
+  virtual void project(const PlacedLinear& weights, Rows x, int count, float cap) = 0;
   // Between rows and memory of the caller, [tokens, width].
   virtual void write(std::span<const float> values, Rows x) = 0;
   virtual void read(Rows x, std::span<float> values) = 0;

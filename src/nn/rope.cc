@@ -61,6 +61,9 @@ Rope::Rope(const RopeSpec& spec) : spec_(spec), frequencies_(static_cast<size_t>
     for (double& f : frequencies_) f /= spec.factor;
   if (spec.scaling == RopeSpec::Scaling::kYarn) stretch_yarn(spec, frequencies_);
   if (spec.scaling == RopeSpec::Scaling::kLlama3) stretch_llama3(spec, frequencies_);
+  if (spec.still < 0 || spec.still > spec.dims / 2)
+    fail("rope: {} of {} pairs do not rotate", spec.still, spec.dims / 2);
+  std::fill(frequencies_.end() - spec.still, frequencies_.end(), 0.0);
   if (spec.divisors.empty()) return;
   if (spec.divisors.size() != frequencies_.size())
     fail("rope: {} divisors for {} frequencies", spec.divisors.size(), frequencies_.size());

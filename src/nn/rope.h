@@ -22,6 +22,7 @@ struct RopeSpec {
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   double attention_factor = 1;                       // cosines and sines are multiplied by it
   std::vector<double> divisors = {};                 // [dims / 2] of each frequency; empty: none
+  int still = 0;  // so many pairs, the last ones, have no frequency: they stay
   bool operator==(const RopeSpec&) const = default;
 };
 

@@ -175,13 +175,14 @@ void Calibration::plan_memory() {
   const uint64_t bound = limited ? options_.max_memory : available;
   const uint64_t layer = expert_bytes() + walk_bytes();
   const bool weighs = spec.moe() && spec.moe()->weighs_inputs;
-  const uint64_t of_row = 40 + (weighs ? 4 * static_cast<uint64_t>(top_k()) : 0);
+  const bool apart = spec.moe() && spec.moe()->apart;
+  const uint64_t of_row = 40 + (apart ? 4 : 0) + (weighs ? 4 * static_cast<uint64_t>(top_k()) : 0);
   const uint64_t fixed = kFixedMemory + own_memory() + layer +
                          static_cast<uint64_t>(batch_tokens_) * h * of_row +
                          tokens * static_cast<uint64_t>(top_k()) * 16;
   const RoundingNeed alone = rounding_need();
   const uint64_t each = source_ ? ExpertRounder::bytes(spec.hidden, spec.moe()->inter) : 0,
-                 least = fixed + std::max(each, alone.bytes), rows = tokens * h * 6;
+                 least = fixed + std::max(each, alone.bytes), rows = tokens * h * (apart ? 8 : 6);
   if (bound < least)
     fail_as(ErrorKind::kMemory, "calibration needs {} of memory for a layer and the moments of {}, {} {}",
             human_bytes(least), each >= alone.bytes ? "one expert" : alone.what, human_bytes(bound),
@@ -229,6 +230,7 @@ void Calibration::drop_if_not_finite(const Batch& batch, int layer) {
     if (!std::all_of(mine.begin(), mine.end(), finite)) {
       std::fill(mine.begin(), mine.end(), 0.0f);
       std::fill_n(rows_.begin() + static_cast<int64_t>(at), count, 0.0f);
+      if (!routed_rows_.empty()) std::fill_n(routed_rows_.begin() + static_cast<int64_t>(at), count, 0.0f);
       if (!dead_[batch.sample + s]) {
         dead_[batch.sample + s] = 1;
         report_.dropped.push_back(
@@ -264,16 +266,28 @@ void Calibration::attend(int layer) {
     walk_->mix({.lengths = batch.lengths,
                 .x = rows_.data(),
                 .normed = normed_rows_.data(),
+                .routed = routed_rows_.empty() ? nullptr : routed_rows_.data(),
                 .ids = routes ? ids_.data() + batch.first * top_k : nullptr,
                 .weights = routes ? weights_.data() + batch.first * top_k : nullptr});
     drop_if_not_finite(batch, layer);
-    if (!goes_on) walk_->add_mlp(tokens, normed_rows_.data(), rows_.data());
+    if (!goes_on) walk_->finish(tokens, normed_rows_.data(), nullptr, rows_.data());
     x_->write(batch.first, tokens, rows_.data());
     if (!goes_on) continue;
-    const auto values = static_cast<size_t>(tokens) * static_cast<size_t>(hidden);
-    for (size_t i = 0; i < values; ++i) narrow_[i] = to_bf16(normed_rows_[i]).bits;
-    normed_->write(batch.first, tokens, narrow_.data());
+    keep(batch, normed_rows_, *normed_);
+    if (routes && routed_) keep(batch, routed_rows_, *routed_);
   }
+}
+
+void Calibration::keep(const Batch& batch, std::span<const float> rows, ActivationStore& store) {
+  const auto values = static_cast<size_t>(batch.tokens()) * static_cast<size_t>(walk_->spec().hidden);
+  for (size_t i = 0; i < values; ++i) narrow_[i] = to_bf16(rows[i]).bits;
+  store.write(batch.first, batch.tokens(), narrow_.data());
+}
+
+void Calibration::kept(const Batch& batch, const ActivationStore& store, std::vector<float>& rows) {
+  const auto values = static_cast<size_t>(batch.tokens()) * static_cast<size_t>(walk_->spec().hidden);
+  store.read(batch.first, batch.tokens(), narrow_.data());
+  for (size_t i = 0; i < values; ++i) rows[i] = to_f32(bf16{narrow_[i]});
 }
 
 // What each expert of the batch's tokens reads: normed rows by weights of this layer's routers.
@@ -291,7 +305,7 @@ void Calibration::weigh_inputs(const Batch& batch) {
 // What the layer gives with its matrices rounded.
 void Calibration::apply(int layer) {
   const ModelSpec& spec = walk_->spec();
-  const int hidden = spec.hidden, top_k = this->top_k();
+  const int top_k = this->top_k();
   std::optional<LayerExperts> experts;
   if (const MoeSpec* of = moe(layer))
     experts.emplace(
@@ -301,24 +315,23 @@ void Calibration::apply(int layer) {
   std::vector<float> more;
   for (const Batch& batch : batches_) {
     const int tokens = batch.tokens();
-    const auto values = static_cast<size_t>(tokens) * static_cast<size_t>(hidden);
     x_->read(batch.first, tokens, rows_.data());
-    normed_->read(batch.first, tokens, narrow_.data());
-    for (size_t i = 0; i < values; ++i) normed_rows_[i] = to_f32(bf16{narrow_[i]});
+    kept(batch, *normed_, normed_rows_);
     if (experts) {
+      if (routed_) kept(batch, *routed_, routed_rows_);
+      const std::vector<float>& input = routed_ ? routed_rows_ : normed_rows_;
       const bool each = moe(layer)->weighs_inputs;
       if (each) weigh_inputs(batch);
       experts->forward({.tokens = tokens,
                         .top_k = top_k,
-                        .input = each ? weighed_rows_.data() : normed_rows_.data(),
+                        .input = each ? weighed_rows_.data() : input.data(),
                         .ids = ids_.data() + batch.first * top_k,
                         .weights = each ? ones_.data() : weights_.data() + batch.first * top_k,
                         .output = out_rows_.data(),
                         .input_each = each},
                        more);
-      for (size_t i = 0; i < values; ++i) rows_[i] += out_rows_[i];
     }
-    walk_->add_mlp(tokens, normed_rows_.data(), rows_.data());
+    walk_->finish(tokens, normed_rows_.data(), experts ? out_rows_.data() : nullptr, rows_.data());
     x_->write(batch.first, tokens, rows_.data());
   }
 }
@@ -330,6 +343,10 @@ void Calibration::prepare(const std::string& folder) {
   x_ = std::make_unique<ActivationStore>(text_.tokens, hidden * sizeof(float), file("/x"));
   normed_ = std::make_unique<ActivationStore>(text_.tokens, hidden * sizeof(bf16), file("/normed"));
   for (auto* buffer : {&rows_, &normed_rows_, &out_rows_}) buffer->resize(rows * hidden);
+  if (const MoeSpec* of = spec.moe(); of && of->apart) {
+    routed_ = std::make_unique<ActivationStore>(text_.tokens, hidden * sizeof(bf16), file("/routed"));
+    routed_rows_.resize(rows * hidden);
+  }
   narrow_.resize(rows * hidden);
   ids_.resize(static_cast<size_t>(text_.tokens) * static_cast<size_t>(top_k()));
   weights_.resize(ids_.size());
@@ -381,8 +398,10 @@ void Calibration::release() {
   options_.progress = {};
   x_.reset();
   normed_.reset();
+  routed_.reset();
   walk_.reset();
-  for (auto* buffer : {&rows_, &normed_rows_, &out_rows_, &weighed_rows_, &ones_, &weights_}) *buffer = {};
+  for (auto* buffer : {&rows_, &normed_rows_, &routed_rows_, &out_rows_, &weighed_rows_, &ones_, &weights_})
+    *buffer = {};
   narrow_ = {};
   ids_ = {};
 }

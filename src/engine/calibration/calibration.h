@@ -111,10 +111,13 @@ class Calibration {
   void round_dense(int layer, const LayerInputs& inputs, RoundedMatrices& into);
   OriginalExpert original(int layer, int expert) const;
   OriginalExpert original(const MlpModules& dense) const;
-  Hessian prior();
+  Hessian prior(const ActivationStore& store);
   std::vector<RoutedRows> rows_of(const MoeSpec& routes, bool held_out) const;  // [experts]
   std::vector<RoutedRows> all_rows(int layer);  // {train, held out}, of the open layer's dense MLP
   void weigh_inputs(const Batch& batch);
+  // Rows of a batch to a store of bf16, and back.
+  void keep(const Batch& batch, std::span<const float> rows, ActivationStore& store);
+  void kept(const Batch& batch, const ActivationStore& store, std::vector<float>& rows);
   void apply(int layer);
   void tell(int layer, int experts_done);
   void release();
@@ -136,9 +139,11 @@ class Calibration {
   std::vector<uint8_t> dead_;   // [samples]
   std::string folder_;
   std::unique_ptr<ActivationStore> x_, normed_;  // [tokens, hidden] f32 and bf16
+  std::unique_ptr<ActivationStore> routed_;      // as normed_, what routed experts read; null: the same
   std::vector<int32_t> ids_;                     // [tokens, top_k]
   std::vector<float> weights_;
   std::vector<float> rows_, normed_rows_, out_rows_;  // of one batch
+  std::vector<float> routed_rows_;                    // of one batch; empty: normed_rows_ are
   std::vector<float> weighed_rows_, ones_;  // [tokens, top_k, hidden] and [tokens, top_k] of one batch
   std::vector<uint16_t> narrow_;
   std::map<int, std::unique_ptr<RoundedLayer>> done_;

@@ -98,15 +98,12 @@ std::vector<RoutedRows> Calibration::rows_of(const MoeSpec& routes, bool held_ou
 
 std::vector<RoutedRows> Calibration::all_rows(int layer) {
   std::vector<RoutedRows> out(2);
-  const ModelSpec& spec = walk_->spec();
   const bool gated = moe(layer) && moe(layer)->shared_gate;
   std::vector<float> factors(static_cast<size_t>(batch_tokens_), 1.0f);
   for (const Batch& batch : batches_) {
     const int tokens = batch.tokens();
     if (gated) {
-      const auto values = static_cast<size_t>(tokens) * static_cast<size_t>(spec.hidden);
-      normed_->read(batch.first, tokens, narrow_.data());
-      for (size_t i = 0; i < values; ++i) normed_rows_[i] = to_f32(bf16{narrow_[i]});
+      kept(batch, *normed_, normed_rows_);
       walk_->mlp_factors(tokens, normed_rows_.data(), factors.data());
     }
     for (int64_t row = 0; row < tokens; ++row) {
@@ -119,7 +116,7 @@ std::vector<RoutedRows> Calibration::all_rows(int layer) {
   return out;
 }
 
-Hessian Calibration::prior() {
+Hessian Calibration::prior(const ActivationStore& store) {
   std::vector<int32_t> sample;
   for (size_t row = 0; row < sample_of_.size(); ++row)
     if (is_alive(static_cast<int64_t>(row)) && !is_held_out(static_cast<int64_t>(row)))
@@ -131,7 +128,7 @@ Hessian Calibration::prior() {
   Buffer scratch;
   for (size_t first = 0; first < spread.size(); first += static_cast<size_t>(batch_tokens_)) {
     const auto count = std::min(static_cast<size_t>(batch_tokens_), spread.size() - first);
-    normed_->gather(std::span(spread).subspan(first, count), narrow_.data());
+    store.gather(std::span(spread).subspan(first, count), narrow_.data());
     out.add(*pool_, {.x = narrow_.data(), .type = Real::kBf16, .rows = static_cast<int64_t>(count)},
             &scratch);
   }
@@ -226,11 +223,18 @@ void Calibration::round_mlps(int layer, RoundedMatrices& into) {
   const MoeSpec* routes = moe(layer);
   const bool dense = dense_to_round(layer);
   if (!routes && !dense) return;
-  const Hessian all = prior();
-  const LayerInputs inputs{
-      .inputs = normed_.get(), .prior = &all, .activation = routes ? routes->activation : Activation{}};
-  if (routes) round_experts(layer, inputs, into);
-  if (dense) round_dense(layer, inputs, into);
+  const Activation activation = routes ? routes->activation : Activation{};
+  const auto inputs = [&](const ActivationStore& store, const Hessian& prior) {
+    return LayerInputs{.inputs = &store, .prior = &prior, .activation = activation};
+  };
+  if (routes && routed_) {
+    const Hessian of_routed = prior(*routed_);
+    round_experts(layer, inputs(*routed_, of_routed), into);
+    if (!dense) return;
+  }
+  const Hessian all = prior(*normed_);
+  if (routes && !routed_) round_experts(layer, inputs(*normed_, all), into);
+  if (dense) round_dense(layer, inputs(*normed_, all), into);
 }
 
 }  // namespace kt::inline engine

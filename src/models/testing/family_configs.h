@@ -156,7 +156,22 @@ inline const Json kSmallThinker = Json::parse(R"({"architectures": ["SmallThinke
   "moe_primary_router_apply_softmax": false, "moe_enable_early_router": true,
   "moe_enable_secondary_experts": false, "moe_num_secondary_experts": 0, "tie_word_embeddings": false})");
 
-inline const Json* const kHostOnly[] = {&kLlama4, &kSmallThinker};
+inline const Json kGemma4 =
+    Json::parse(R"({"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4",
+  "image_token_id": 258880, "vision_config": {"model_type": "gemma4_vision", "hidden_size": 7},
+  "text_config": {"model_type": "gemma4_text", "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 6,
+      "num_attention_heads": 4, "num_key_value_heads": 2, "num_global_key_value_heads": 1, "head_dim": 24,
+      "global_head_dim": 48, "attention_k_eq_v": true, "attention_bias": false, "max_position_embeddings": 262144,
+      "rms_norm_eps": 0.001, "hidden_activation": "gelu_pytorch_tanh", "intermediate_size": 80,
+      "moe_intermediate_size": 32, "num_experts": 8, "top_k_experts": 3, "enable_moe_block": true,
+      "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": false,
+      "use_bidirectional_attention": "vision", "sliding_window": 24, "final_logit_softcapping": 30.0,
+      "tie_word_embeddings": true, "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention",
+          "sliding_attention", "sliding_attention", "full_attention"],
+      "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0,
+              "rope_type": "proportional"}, "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}}}})");
+
+inline const Json* const kHostOnly[] = {&kLlama4, &kSmallThinker, &kGemma4};
 
 inline const Json* const kRecurrent[] = {&kQwen3Next, &kQwen35Moe, &kQwen35};
 
