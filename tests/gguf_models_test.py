@@ -538,7 +538,7 @@ class TestErrors:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        known = "deepseek2, deepseek32, dots1, ernie4_5-moe, glm4moe, glm-dsa, gpt-oss, hy_v3, llama"
+        known = "deepseek2, deepseek32, dots1, ernie4_5-moe, gemma4, glm4moe, glm-dsa, gpt-oss, hy_v3, llama"
         self.refused(path, "architecture mamba is not known", known, "qwen3moe", code=4)
 
     def test_tokenizers_that_are_not_read(self, root, tmp_path):
