@@ -188,6 +188,30 @@ def test_bad_metadata(tmp_path, key, values, line):
     assert done.returncode in (2, 4) and done.stderr.count("\n") == 1 and line in done.stderr, done.stderr
 
 
+def test_texts_from_a_file(tmp_path):
+    """Tokenizer and model of one file: what transformers chooses after the same tokens."""
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)),
+              "\u2581", "a", "b", "c", "ab", "\u2581ab"]
+    pieces += [f"<unused{i}>" for i in range(VOCAB - len(pieces))]
+
+    def add(writer):
+        writer.add_string("tokenizer.ggml.model", "gemma4")
+        writer.add_token_list(pieces)
+        writer.add_token_types([3, 3, 3, 2] + [6] * 256 + [1] * (VOCAB - 260))
+        writer.add_token_merges(["a b", "\u2581 ab"])
+        writer.add_uint32("tokenizer.ggml.bos_token_id", 2)
+        writer.add_uint32("tokenizer.ggml.eos_token_id", 1)
+
+    path = file_of(tmp_path, more=add)
+    done = kt_ok("generate", path, "-p", "ab c ab", "--acts", "f32", "--kv", "f32", "--temperature", 0,
+                 "--max-tokens", 30, "--json")
+    ids = [2, *(pieces.index(piece) for piece in ("ab", "\u2581", "c", "\u2581ab"))]
+    model, chosen = tiny_models.build("gemma4", torch.bfloat16), []
+    while len(chosen) < 30 and 1 not in chosen:
+        chosen.append(int(tiny_models.logits(model, [ids + chosen])[-1].argmax()))
+    assert len(chosen) > 5 and json.loads(done.stdout)["tokens"] == [token for token in chosen if token != 1]
+
+
 # --- bad configs, places ----------------------------------------------------------------------------------------------
 
 
