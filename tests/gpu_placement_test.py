@@ -273,8 +273,34 @@ class TestSettings:
         for key, value, message in (("run.gpu", "fast", "expected the number of a device, auto or off"),
                                     ("run.gpu-memory", "much", "a size such as 8GiB"),
                                     ("run.gpu-experts", "few", "experts a layer such as 8"),
+                                    ("run.gpu-prefill-threshold", "few", "a number of tokens, auto or off"),
                                     ("run.expert-placement", "best", "uniform, frequency, front-loading, random")):
             refused(place.kt("config", "set", key, value), 2, key, message)
+
+
+class TestPrompts:
+    """Experts that pass through the GPU take memory there: slots, and rows of larger steps."""
+
+    def workspace(self, *words):
+        return json.loads(ok(*ESTIMATE, "--json", "--gpu-experts", "0", *words).stdout)["gpu"]["workspace"]
+
+    def test_what_they_take_is_planned(self):
+        usual = self.workspace()
+        assert usual == self.workspace("--gpu-prefill-threshold", "off") == self.workspace("--gpu-prefill-threshold", "auto")
+        passing = self.workspace("--gpu-prefill-threshold", "65")
+        assert passing > usual and passing == self.workspace("--kt-gpu-prefill-threshold", "65")
+        larger = self.workspace("--gpu-prefill-threshold", "65", "--gpu-prefill-chunk", "4096")
+        assert larger > self.workspace("--gpu-prefill-threshold", "65", "--gpu-prefill-chunk", "2048") > usual
+        # Without rounding experts of prompts stay on the CPU.
+        assert self.workspace("--acts", "f32") == self.workspace("--acts", "f32", "--gpu-prefill-threshold", "65")
+
+    @pytest.mark.parametrize("words,said", [
+        (("--gpu-prefill-threshold", "many"), "expected a number of tokens, auto or off, got 'many'"),
+        (("--gpu-prefill-threshold", "-3"), "got '-3'"),
+        (("--gpu-prefill-chunk", "0"), "--gpu-prefill-chunk"),
+    ])
+    def test_what_they_refuse(self, words, said):
+        refused(kt(*ESTIMATE, *words), 2, said)
 
 
 class TestCopies:

@@ -8,6 +8,8 @@
 #   tools/gpu_server.sh logits     the demo model, CPU beside GPU, formats and caches
 #   tools/gpu_server.sh decode     48 layers of Qwen3-30B-A3B's shape (Q4_0, even routing): --gpu off and 0 in turns;
 #                                  LAYERS=N
+#   tools/gpu_server.sh prefill    the same file and, with ARCH=deepseek2 LAYERS=4, that of another shape: prompts of
+#                                  several lengths whose experts stay on the CPU, pass through the GPU, and as measured
 #
 # KT_CUDA_PTX names a folder with modules made elsewhere (scripts/kernels.sh): tuning a kernel needs no build here.
 set -euo pipefail
@@ -76,7 +78,18 @@ P
   done
 }
 
-[ $# -gt 0 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2; }
+step_prefill() {
+  local model=$build/gpu-${ARCH:-qwen3moe}-$layers.gguf threshold
+  [ -s "$model" ] || python3 tools/make_gguf.py "$model" --layers "$layers" ${ARCH:+--arch "$ARCH"}
+  for threshold in off 65 auto; do
+    echo "--gpu-prefill-threshold $threshold"
+    limited 150 "$build/bin/kt" bench "$model" --gpu 0 --gpu-memory 24GiB --gpu-experts 0 --batch 1 --tokens 4 \
+      --prompt "${PROMPTS:-256,512,1024,2048,4096,8192,16384,32768}" --repeat "${REPEAT:-2}" \
+      --gpu-prefill-threshold $threshold 2> "$out/prefill-$threshold.log" | tee "$out/prefill-$threshold.txt"
+  done
+}
+
+[ $# -gt 0 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 2; }
 for step in "$@"; do
   say "$step"
   "step_$step"

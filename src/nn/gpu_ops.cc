@@ -1,6 +1,7 @@
 #include "nn/gpu_ops.h"
 
 #include "base/error.h"
+#include "base/log.h"
 #include "nn/cpu_ops.h"
 #include "nn/cpu_work.h"
 #include "nn/gpu_cache.h"
@@ -45,6 +46,9 @@ std::unique_ptr<PlacedExperts> GpuOps::make_experts(const ExpertsShape& shape, c
     const bool large = options_.stream_from > 0 || out->experts().packed_bytes() >= kLeastPassed;
     if (large && out->hot.takes_many() && out->hot.count() < shape.experts)
       out->sent = std::make_shared<const SentExperts>(options_.gpu, out->experts());
+    if (out->sent && !out->sent->why().empty())
+      log_once(LogLevel::kWarning, "prompts' experts are copied to page-locked memory before they pass to the GPU: {}",
+               out->sent->why());
     sent_.add(out->sent.get());
     routed_.push_back(out.get());
   }

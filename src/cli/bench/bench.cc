@@ -54,6 +54,9 @@ std::vector<BenchCase> cases_of(const BenchFlags& flags, const LoadedModel& mode
   return out;
 }
 
+// What a GPU does has no limit here.
+std::string of_limit(double fraction) { return fraction > 0 ? percent(fraction) : "-"; }
+
 std::vector<Chart> charts_of(const std::vector<ModelFigures>& points) {
   Chart prefill{"Prefill", "prompt tokens", "tokens/s", true, {}},
       decode{"Decode", "sequences", "tokens/s", true, {}};
@@ -154,8 +157,8 @@ void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<
   for (const ModelFigures& point : points) {
     const PhaseFigures &prefill = point.prefill, &decode = point.decode;
     table.add({std::to_string(point.at.prompt), std::to_string(point.at.batch),
-               three_digits(prefill.tokens_per_s), percent(prefill.fraction), experts_cell(prefill),
-               three_digits(decode.tokens_per_s), percent(decode.fraction), experts_cell(decode),
+               three_digits(prefill.tokens_per_s), of_limit(prefill.fraction), experts_cell(prefill),
+               three_digits(decode.tokens_per_s), of_limit(decode.fraction), experts_cell(decode),
                decode.experts ? percent(decode.experts->busiest) : "-",
                three_digits(1000 * point.at.batch / decode.tokens_per_s)});
   }

@@ -2,7 +2,7 @@
 //
 //   model_probe MODEL [--acts f32|bf16|int8|default] [--kv f32|bf16|int8] [--chunk N | --cuts A,B,...]
 //               [--threads N] [--shards N] [--weights EXPERTS] [--format NAME] [--linear-format NAME]
-//               [--rules FILE] [--rule-devices OLD=NEW,...] [--place REGEX=DEVICE[:FORMAT]]... [--gpu N [--hot N]]
+//               [--rules FILE] [--rule-devices OLD=NEW,...] [--place REGEX=DEVICE[:FORMAT]]... [--gpu N [--hot N] [--stream N]]
 //               [--adapter PATH]... [--use N] < ids
 //
 // ids: token ids, one sequence a line. Standard output: little-endian f32 [tokens of all sequences in order,
@@ -36,6 +36,7 @@ struct Flags {
   std::vector<size_t> cuts;  // positions at which a step begins, ascending
   int chunk = 0, threads = 0, shards = 0;
   int gpu = -1;  // none
+  int stream = 0;  // tokens from which experts pass through it; 0: none do
   int hot = 0;   // of how many experts one is on the GPU; 0: none is
   std::vector<std::string> adapters;
   int use = -1;  // of the adapters
@@ -65,6 +66,8 @@ Flags parse(int argc, char** argv) {
       flags.shards = std::atoi(next().c_str());
     } else if (word == "--gpu") {
       flags.gpu = std::atoi(next().c_str());
+    } else if (word == "--stream") {
+      flags.stream = std::atoi(next().c_str());
     } else if (word == "--hot") {
       flags.hot = std::atoi(next().c_str());
     } else if (word == "--adapter") {
@@ -178,7 +181,9 @@ std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads, .nodes = flags.shards});
   std::shared_ptr<Ops> ops =
       flags.gpu < 0 ? make_cpu_ops(pool)
-                    : make_gpu_ops(pool, {.number = flags.gpu, .gpu = std::make_shared<Gpu>(flags.gpu)});
+                    : make_gpu_ops(pool, {.number = flags.gpu,
+                                          .gpu = std::make_shared<Gpu>(flags.gpu),
+                                          .stream_from = flags.stream});
   options.hot = hot_experts(spec, flags.hot);
   for (const std::string& path : flags.adapters)
     options.adapters.push_back(
