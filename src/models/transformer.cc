@@ -1,13 +1,13 @@
 #include "models/transformer.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "models/layer.h"
 #include "models/placement.h"
+#include "models/segment.h"
 #include "models/unread_tensors.h"
-#include "models/weight_loader.h"
 
 namespace kt::inline models {
 namespace {
@@ -26,78 +26,67 @@ int logit_tokens(const SequenceInput& input) {
   return 0;
 }
 
-void add_to(SequenceShape& all, const SequenceShape& more) {
-  all.planes.insert(all.planes.end(), more.planes.begin(), more.planes.end());
-  all.states.insert(all.states.end(), more.states.begin(), more.states.end());
-}
-
-// Of the MLP that every token visits: they stand beside what is packed of it.
-size_t mlp_bias_bytes(const FeedForward& part, int hidden) {
-  const auto& mlp = part.mlp_modules();
-  return mlp && mlp->bias ? static_cast<size_t>(2 * mlp->inter + hidden) * sizeof(float) : 0;
-}
-
 }  // namespace
 
 struct Transformer::State {
-  // A layer, and where what it keeps begins.
-  struct Placed {
-    Layer layer;
-    int plane = 0, state = 0;
-    size_t routed = 0;  // which of those that route
-  };
-
   const ModelSpec spec;
   const int max_tokens;
   const KvType kv_type;
-  std::shared_ptr<Ops> ops;
-  WeightLoader loader;
+  std::vector<std::unique_ptr<Segment>> segments;  // one at least; the last has the head
   IdleTensors idle;
-  Rows x, normed, out;
   std::unique_ptr<StoredMatrix> embedding;  // rows are read as tokens need them
-  std::unique_ptr<PlacedVector> final_norm;
-  std::unique_ptr<PlacedLinear> head;
-  std::vector<Placed> layers;
   SequenceShape keeps;
   std::unique_ptr<ExpertCounts> expert_counts;  // null: no layer routes
+  std::vector<float> passing;                   // [tokens, hidden] from one segment to the next
+  // Of several segments, what all did so far.
+  Work work;
+  std::vector<StepPart> parts;
 
-  State(const Checkpoint& checkpoint, ModelSpec of, std::shared_ptr<Ops> with, const WeightOptions& options,
-        const ExpertSource* routed, KvType kv)
-      : spec(std::move(of)),
-        max_tokens(options.max_tokens),
-        kv_type(kv),
-        ops(std::move(with)),
-        loader(checkpoint, spec, *ops, options, routed),
-        x(ops->rows("x", spec.hidden)),
-        normed(ops->rows("normed", spec.hidden)),
-        out(ops->rows("out", spec.hidden)) {}
+  State(ModelSpec of, const WeightOptions& options, KvType kv)
+      : spec(std::move(of)), max_tokens(options.max_tokens), kv_type(kv) {}
 
-  void place_layers();
+  bool sizes_only() const { return segments.front()->ops().sizes_only(); }
+  void place_layers(std::span<const PlacedLayers> places);
+  void load_layers(const ExpertSource* experts, const std::function<void(int, int)>& on_layer);
+  std::set<std::string> read() const;  // tensors, by all segments
   uint64_t embedding_bytes() const;
-  void run_layers(ExpertCounts* counts) const;  // x to x
   std::vector<AttentionSequence> take(std::span<const SequenceInput> inputs) const;
   void for_each(FunctionRef<void(const PlacedWeights&, FeedForward::Kind)> use) const;
-  StepNeeds measure(std::span<const AttentionSequence> sequences, int tokens, int logit_rows) const;
-  StepNeeds needs(const MemoryRequest& request) const;
+  std::vector<StepNeeds> needs(const MemoryRequest& request) const;  // by segment
   size_t logit_bytes(const MemoryRequest& request) const;
-  size_t biases_of_an_expert() const;
-  void add_sizes(const Placed& at, PlacementSizes& out) const;
+  void add_up();
 };
 
-void Transformer::State::place_layers() {
+void Transformer::State::place_layers(std::span<const PlacedLayers> places) {
   std::vector<int> routing;
-  layers.reserve(spec.layers.size());
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    const int number = static_cast<int>(i);
-    layers.push_back({.layer = Layer(spec.layers[i], {loader, number, x, normed, out}),
-                      .plane = static_cast<int>(keeps.planes.size()),
-                      .state = static_cast<int>(keeps.states.size()),
-                      .routed = routing.size()});
-    add_to(keeps, layers.back().layer.mixer().keeps(kv_type));
-    if (spec.layers[i].moe()) routing.push_back(number);
+  int first = 0;
+  for (size_t i = 0; i < places.size(); ++i) {
+    segments[i]->place(first, places[i].layers, routing);
+    first += places[i].layers;
+    const SequenceShape& more = segments[i]->keeps();
+    keeps.planes.insert(keeps.planes.end(), more.planes.begin(), more.planes.end());
+    keeps.states.insert(keeps.states.end(), more.states.begin(), more.states.end());
   }
+  KT_CHECK(first == std::ssize(spec.layers), "{} layers placed, {} there are", first, spec.layers.size());
   if (const MoeSpec* moe = spec.moe())
     expert_counts = std::make_unique<ExpertCounts>(std::move(routing), moe->experts, moe->top_k);
+}
+
+void Transformer::State::load_layers(const ExpertSource* experts,
+                                     const std::function<void(int, int)>& on_layer) {
+  int done = 0;
+  for (const auto& segment : segments)
+    for (Segment::Placed& at : segment->layers()) {
+      at.layer.load(experts);
+      if (on_layer) on_layer(++done, static_cast<int>(spec.layers.size()));
+    }
+}
+
+std::set<std::string> Transformer::State::read() const {
+  std::set<std::string> out;
+  for (const auto& segment : segments)
+    out.insert(segment->loader().read().begin(), segment->loader().read().end());
+  return out;
 }
 
 uint64_t Transformer::State::embedding_bytes() const {
@@ -105,15 +94,8 @@ uint64_t Transformer::State::embedding_bytes() const {
   return static_cast<uint64_t>(values / 8 * stored_bits(embedding->format, embedding->n, embedding->k));
 }
 
-void Transformer::State::run_layers(ExpertCounts* counts) const {
-  for (const Placed& at : layers)
-    at.layer.run(*ops, {.plane = at.plane, .state = at.state}, counts, at.routed);
-}
-
 void Transformer::State::for_each(FunctionRef<void(const PlacedWeights&, FeedForward::Kind)> use) const {
-  use(*head, FeedForward::Kind::kDense);
-  use(*final_norm, FeedForward::Kind::kDense);
-  for (const Placed& at : layers) at.layer.for_each(use);
+  for (const auto& segment : segments) segment->for_each(use);
 }
 
 // Inputs that have tokens, as rows of one step. Errors name what does not fit.
@@ -133,8 +115,8 @@ std::vector<AttentionSequence> Transformer::State::take(std::span<const Sequence
     KT_CHECK(keeps.states.empty() || input.slot >= 0, "a sequence without a slot for its state");
     KT_CHECK(input.adapter == inputs.front().adapter, "adapters {} and {} in one step",
              inputs.front().adapter, input.adapter);
-    KT_CHECK(input.adapter < std::ssize(loader.options().adapters), "adapter {} of {}", input.adapter,
-             loader.options().adapters.size());
+    KT_CHECK(input.adapter < std::ssize(segments.front()->loader().options().adapters), "adapter {} of {}",
+             input.adapter, segments.front()->loader().options().adapters.size());
     sequences.push_back({.first = tokens,
                          .count = count,
                          .position = input.position,
@@ -151,10 +133,18 @@ std::string not_on_gpu(const ModelSpec& spec) {
 }
 
 Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Ops> ops,
+                         TransformerOptions options)
+    : Transformer(checkpoint, ModelSpec(spec),
+                  {{.ops = std::move(ops), .layers = static_cast<int>(spec.layers.size())}},
+                  std::move(options)) {}
+
+Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::vector<PlacedLayers> places,
                          TransformerOptions options) {
   if (spec.layers.empty()) fail("{}: a model without layers", checkpoint.path());
-  if (spec.host_only() && !ops->runs_all())
-    fail_as(ErrorKind::kUnsupported, "{}: {}", checkpoint.path(), not_on_gpu(spec));
+  KT_CHECK(!places.empty(), "a model in no place");
+  for (const PlacedLayers& place : places)
+    if (spec.host_only() && !place.ops->runs_all())
+      fail_as(ErrorKind::kUnsupported, "{}: {}", checkpoint.path(), not_on_gpu(spec));
   std::unique_ptr<ExpertSource> own;
   if (spec.moe() && !options.experts) own = open_own_experts(checkpoint);
   const ExpertSource* experts = options.experts ? options.experts : own.get();
@@ -167,22 +157,22 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
                            .linear_rounding = options.linear_rounding,
                            .hot = std::move(options.hot),
                            .adapters = std::move(options.adapters)};
-  state_ =
-      std::make_unique<State>(checkpoint, std::move(spec), std::move(ops), load, routed, options.kv_type);
+  state_ = std::make_unique<State>(std::move(spec), load, options.kv_type);
   State& s = *state_;
-  WeightLoader& loader = s.loader;
+  for (PlacedLayers& place : places)
+    s.segments.push_back(
+        std::make_unique<Segment>(checkpoint, s.spec, std::move(place.ops), load, routed, s.kv_type));
+  WeightLoader& loader = s.segments.front()->loader();
   s.embedding = loader.matrix(loader.rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
-  s.final_norm = loader.norm(loader.rooted(s.spec.final_norm), s.spec.hidden);
-  s.head = loader.linear(loader.head(), s.spec.vocab, s.spec.hidden);
-  s.place_layers();
-  const int layers = static_cast<int>(s.layers.size());
-  for (int i = 0; i < layers; ++i) {
-    s.layers[static_cast<size_t>(i)].layer.load(experts);
-    if (options.on_layer) options.on_layer(i + 1, layers);
-  }
+  s.segments.back()->load_head();
+  s.place_layers(places);
+  s.load_layers(experts, options.on_layer);
   for (const auto& adapter : loader.options().adapters) adapter->check_all_taken();
-  s.idle = idle_tensors(checkpoint, s.spec, loader.read(), routed, loader.root());
-  if (!s.ops->sizes_only()) s.ops->allocate(options.max_tokens);
+  s.idle = idle_tensors(checkpoint, s.spec, s.read(), routed, loader.root());
+  if (s.sizes_only()) return;
+  for (const auto& segment : s.segments) segment->ops().allocate(options.max_tokens);
+  if (s.segments.size() > 1)
+    s.passing.resize(static_cast<size_t>(options.max_tokens) * static_cast<size_t>(s.spec.hidden));
 }
 
 Transformer::~Transformer() = default;
@@ -191,10 +181,16 @@ Transformer::Transformer(Transformer&&) noexcept = default;
 const ModelSpec& Transformer::spec() const { return state_->spec; }
 const IdleTensors& Transformer::idle() const { return state_->idle; }
 int Transformer::max_tokens() const { return state_->max_tokens; }
-int Transformer::adapters() const { return static_cast<int>(state_->loader.options().adapters.size()); }
+int Transformer::adapters() const {
+  return static_cast<int>(state_->segments.front()->loader().options().adapters.size());
+}
 const SequenceShape& Transformer::keeps() const { return state_->keeps; }
-const Work& Transformer::work() const { return state_->ops->work(); }
-const std::vector<StepPart>& Transformer::parts() const { return state_->ops->parts(); }
+const Work& Transformer::work() const {
+  return state_->segments.size() == 1 ? state_->segments.front()->ops().work() : state_->work;
+}
+const std::vector<StepPart>& Transformer::parts() const {
+  return state_->segments.size() == 1 ? state_->segments.front()->ops().parts() : state_->parts;
+}
 const ExpertCounts* Transformer::expert_counts() const { return state_->expert_counts.get(); }
 
 size_t Transformer::packed_bytes() const {
@@ -227,13 +223,18 @@ int Transformer::state_slots(int64_t pages, int sequences, std::optional<uint64_
 }
 
 std::unique_ptr<SequenceCache> Transformer::make_cache(int pages, int slots) const {
-  return state_->ops->make_cache(state_->keeps, pages, slots);
+  const State& s = *state_;
+  if (s.segments.size() == 1) return s.segments.front()->ops().make_cache(s.keeps, pages, slots);
+  std::vector<std::unique_ptr<SequenceCache>> parts;
+  for (const auto& segment : s.segments)
+    parts.push_back(segment->layers().empty() ? nullptr
+                                              : segment->ops().make_cache(segment->keeps(), pages, slots));
+  return std::make_unique<SegmentCaches>(s.keeps, pages, slots, std::move(parts));
 }
 
 void Transformer::forward(SequenceCache& cache, std::span<const SequenceInput> inputs, float* logits) {
   State& s = *state_;
-  Ops& ops = *s.ops;
-  KT_CHECK(!ops.sizes_only(), "a model without weights");
+  KT_CHECK(!s.sizes_only(), "a model without weights");
   const std::vector<AttentionSequence> sequences = s.take(inputs);
   if (sequences.empty()) return;
   const int tokens = sequences.back().first + sequences.back().count;
@@ -247,47 +248,70 @@ void Transformer::forward(SequenceCache& cache, std::span<const SequenceInput> i
     for (int t = sequence.count - logit_tokens(input); t < sequence.count; ++t)
       wanted.push_back(sequence.first + t);
   }
-  const bool alike = std::ssize(sequences) == tokens && std::ssize(wanted) == tokens;
-  const StepScope scope(ops, {.sequences = sequences,
-                              .tokens = tokens,
-                              .cache = &cache,
-                              .logits = logits,
-                              .alike = alike,
-                              .adapter = inputs.front().adapter});
+  StepRows step{.sequences = sequences,
+                .tokens = tokens,
+                .cache = &cache,
+                .logits = logits,
+                .alike = std::ssize(sequences) == tokens && std::ssize(wanted) == tokens,
+                .adapter = inputs.front().adapter};
   const RowTable table{.rows = s.embedding->n, .width = s.spec.hidden, .read = [&](int64_t row, float* to) {
-                         s.loader.embed(*s.embedding, row, to);
+                         s.segments.front()->loader().embed(*s.embedding, row, to);
                        }};
-  ops.embed(table, ids, s.x);
-  ops.repeat([&] {
-    s.run_layers(s.expert_counts.get());
-    if (wanted.empty()) return;
-    ops.norm(s.x, *s.final_norm, s.spec.norm_eps, s.normed);
-    ops.pick(s.normed, wanted);
-    ops.project(*s.head, s.normed, static_cast<int>(wanted.size()), static_cast<float>(s.spec.logit_cap));
-  });
+  const std::span<float> passing =
+      std::span(s.passing).first(s.passing.empty() ? 0 : ids.size() * static_cast<size_t>(s.spec.hidden));
+  for (size_t i = 0; i < s.segments.size(); ++i) {
+    const Segment& segment = *s.segments[i];
+    Ops& ops = segment.ops();
+    if (s.segments.size() > 1) step.cache = static_cast<SegmentCaches&>(cache).part(i);
+    const bool ends = segment.has_head() && !wanted.empty();
+    if (segment.layers().empty() && !ends) continue;
+    const StepScope scope(ops, step);
+    if (i == 0)
+      ops.embed(table, ids, segment.x());
+    else
+      ops.write(passing, segment.x());
+    ops.repeat([&] {
+      segment.run(s.expert_counts.get());
+      if (ends) segment.run_head(wanted);
+    });
+    if (i + 1 < s.segments.size()) ops.read(segment.x(), passing);
+  }
+  if (s.segments.size() > 1) s.add_up();
 }
 
-StepNeeds Transformer::State::measure(std::span<const AttentionSequence> sequences, int tokens,
-                                      int logit_rows) const {
-  return ops->measure({.sequences = sequences, .tokens = tokens}, keeps, [&] {
-    run_layers(nullptr);
-    ops->project(*head, normed, logit_rows, static_cast<float>(spec.logit_cap));
-  });
+// Segments' parts have one name where they do one thing; which came first stays first.
+void Transformer::State::add_up() {
+  work = {};
+  for (StepPart& part : parts) part = {.name = std::move(part.name)};
+  for (const auto& segment : segments) {
+    work += segment->ops().work();
+    for (const StepPart& more : segment->ops().parts()) {
+      const auto found = std::ranges::find(parts, more.name, &StepPart::name);
+      StepPart& part = found != parts.end() ? *found : parts.emplace_back(StepPart{.name = more.name});
+      part.calls += more.calls;
+      part.seconds += more.seconds;
+      part.amount += more.amount;
+    }
+  }
 }
 
 Work Transformer::decode_work(int sequences, int context) const {
   const std::vector<AttentionSequence> all(static_cast<size_t>(sequences),
                                            {.first = 0, .count = 1, .position = context - 1});
-  return state_->measure(all, sequences, sequences).work;
+  Work out;
+  for (const auto& segment : state_->segments) out += segment->measure(all, sequences, sequences).work;
+  return out;
 }
 
 // Of the largest step of such a use, beyond rows and logits.
-StepNeeds Transformer::State::needs(const MemoryRequest& request) const {
+std::vector<StepNeeds> Transformer::State::needs(const MemoryRequest& request) const {
   const int tokens = static_cast<int>(
       std::clamp<int64_t>(int64_t{request.context} * request.sequences, 1, int64_t{max_tokens}));
   const std::vector<AttentionSequence> all(static_cast<size_t>(request.sequences),
                                            {.first = 0, .count = 0, .position = request.context});
-  return measure(all, tokens, request.sequences);
+  std::vector<StepNeeds> out;
+  for (const auto& segment : segments) out.push_back(segment->measure(all, tokens, request.sequences));
+  return out;
 }
 
 size_t Transformer::State::logit_bytes(const MemoryRequest& request) const {
@@ -298,75 +322,54 @@ MemoryPlan Transformer::memory_plan(const MemoryRequest& request) const {
   const State& s = *state_;
   MemoryPlan plan;
   const auto in = [&](const Place& place) -> PlaceMemory& { return plan.at(place); };
-  s.for_each([&](const PlacedWeights& weights, FeedForward::Kind kind) {
-    for (int node = 0; node < s.ops->nodes(); ++node) {
-      PlaceMemory& memory = in({.kind = Place::Kind::kNode, .index = node});
-      (kind == FeedForward::Kind::kRouted ? memory.experts : memory.linears) += weights.packed_bytes(node);
-    }
-    if (const size_t bytes = weights.device_bytes()) in(s.ops->place()).linears += bytes;
-    in(s.ops->place()).vectors += weights.plain_bytes();
-  });
-  in(kHost).vectors += s.loader.expert_bias_bytes();
   plan.embedding = s.embedding_bytes();
   const int64_t pages = ceil_div(int64_t{request.context}, kPageTokens) * request.sequences;
   const int slots = state_slots(pages, request.sequences, request.snapshots);
-  in(s.ops->place()).kv_cache = static_cast<uint64_t>(pages) * s.keeps.page_bytes() +
-                                static_cast<uint64_t>(slots) * s.keeps.slot_bytes();
-  const StepNeeds needs = s.needs(request);
-  in(s.ops->place()).workspace = needs.workspace + s.ops->row_bytes(s.max_tokens);
-  PlaceMemory& host = in(kHost);
-  host.workspace += needs.on_host + s.logit_bytes(request);
-  host.loading = s.loader.loading_bytes() * static_cast<uint64_t>(s.ops->loading_threads());
-  return plan;
-}
-
-// The loader counts biases that stand beside packed experts for all layers together. Dense MLPs say how many are
-// theirs; the others are those of routed experts, which are alike.
-size_t Transformer::State::biases_of_an_expert() const {
-  size_t left = loader.expert_bias_bytes(), routed = 0;
-  for (const Placed& at : layers) {
-    const FeedForward& part = at.layer.feed_forward();
-    left -= mlp_bias_bytes(part, spec.hidden);
-    if (part.moe()) routed += static_cast<size_t>(part.moe()->experts);
+  const std::vector<StepNeeds> needs = s.needs(request);
+  for (size_t i = 0; i < s.segments.size(); ++i) {
+    const Segment& segment = *s.segments[i];
+    const Ops& ops = segment.ops();
+    segment.for_each([&](const PlacedWeights& weights, FeedForward::Kind kind) {
+      for (int node = 0; node < ops.nodes(); ++node) {
+        PlaceMemory& memory = in({.kind = Place::Kind::kNode, .index = node});
+        (kind == FeedForward::Kind::kRouted ? memory.experts : memory.linears) += weights.packed_bytes(node);
+      }
+      if (const size_t bytes = weights.device_bytes()) in(ops.place()).linears += bytes;
+      in(ops.place()).vectors += weights.plain_bytes();
+    });
+    in(kHost).vectors += segment.loader().expert_bias_bytes();
+    PlaceMemory& here = in(ops.place());
+    here.kv_cache += static_cast<uint64_t>(pages) * segment.keeps().page_bytes() +
+                     static_cast<uint64_t>(slots) * segment.keeps().slot_bytes();
+    here.workspace += needs[i].workspace + ops.row_bytes(s.max_tokens);
+    PlaceMemory& host = in(kHost);
+    host.workspace += needs[i].on_host;
+    host.loading = std::max<uint64_t>(
+        host.loading, segment.loader().loading_bytes() * static_cast<uint64_t>(ops.loading_threads()));
   }
-  return routed == 0 ? 0 : left / routed;
-}
-
-void Transformer::State::add_sizes(const Placed& at, PlacementSizes& out) const {
-  const MoeSpec* const moe = at.layer.feed_forward().moe();
-  PlacementSizes::Layer& sizes = out.layers.emplace_back();
-  sizes.dense = mlp_bias_bytes(at.layer.feed_forward(), spec.hidden);
-  sizes.page = at.layer.mixer().keeps(kv_type).page_bytes();
-  sizes.page_int8 = std::min<uint64_t>(sizes.page, at.layer.mixer().keeps(KvType::kS8).page_bytes());
-  sizes.state = at.layer.mixer().keeps(kv_type).slot_bytes();
-  at.layer.for_each([&](const PlacedWeights& weights, FeedForward::Kind kind) {
-    if (kind == FeedForward::Kind::kDense) {
-      sizes.dense += weights.packed_bytes() + weights.plain_bytes();
-      return;
-    }
-    sizes.experts = moe->experts;
-    for (int node = 0; node < ops->nodes(); ++node)
-      sizes.expert.push_back(weights.packed_bytes(node) / static_cast<size_t>(moe->experts));
-    sizes.expert.front() += biases_of_an_expert();
-  });
+  PlaceMemory& host = in(kHost);
+  host.workspace += s.logit_bytes(request);
+  if (s.segments.size() > 1)
+    host.workspace +=
+        static_cast<uint64_t>(s.max_tokens) * static_cast<uint64_t>(s.spec.hidden) * sizeof(float);
+  return plan;
 }
 
 PlacementSizes Transformer::placement_sizes(const MemoryRequest& request) const {
   const State& s = *state_;
-  const StepNeeds needs = s.needs(request);
-  const bool on_device = s.ops->place().kind == Place::Kind::kGpu;
-  PlacementSizes out{
-      .model = s.spec.family,
-      .layers = {},
-      .embedding = s.embedding_bytes(),
-      .head = 0,
-      .page_tokens = kPageTokens,
-      .workspace = s.ops->row_bytes(s.max_tokens) + (on_device ? needs.workspace : s.logit_bytes(request)),
-      .host_workspace = on_device ? needs.on_host + s.logit_bytes(request) : needs.workspace};
-  for (const PlacedWeights* weights : {static_cast<const PlacedWeights*>(s.head.get()),
-                                       static_cast<const PlacedWeights*>(s.final_norm.get())})
-    out.head += weights->packed_bytes() + weights->plain_bytes();
-  for (const State::Placed& at : s.layers) s.add_sizes(at, out);
+  KT_CHECK(s.segments.size() == 1, "sizes to place by of a model that is placed");
+  const Segment& segment = *s.segments.front();
+  const StepNeeds needs = s.needs(request).front();
+  const uint64_t rows = segment.ops().row_bytes(s.max_tokens);
+  const bool on_device = segment.ops().place().kind == Place::Kind::kGpu;
+  PlacementSizes out{.model = s.spec.family,
+                     .layers = {},
+                     .embedding = s.embedding_bytes(),
+                     .head = 0,
+                     .page_tokens = kPageTokens,
+                     .workspace = rows + (on_device ? needs.workspace : s.logit_bytes(request)),
+                     .host_workspace = on_device ? needs.on_host + s.logit_bytes(request) : needs.workspace};
+  segment.add_sizes(out);
   return out;
 }
 

@@ -59,6 +59,13 @@ struct SequenceInput {
   int adapter = -1;  // its number in TransformerOptions, the same for all of a forward; -1: none
 };
 
+// A model's next layers, and whose operations run them. None: the last norm and the head alone, which are the last's in
+// any case.
+struct PlacedLayers {
+  std::shared_ptr<Ops> ops;
+  int layers = 0;
+};
+
 // Of a spec that has something for the host only: why operations that do not run_all() cannot run it, and what to use.
 std::string not_on_gpu(const ModelSpec& spec);
 
@@ -69,6 +76,10 @@ class Transformer {
   // Operations that are for sizes only (CpuOpsOptions::sizes_only) read nothing but headers, and nothing can
   // run: for memory_plan().
   Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Ops> ops,
+              TransformerOptions options = {});
+  // The same with layers in several places, in their order; each has operations of its own. Rows of x pass through
+  // the host. Whatever the places, an operation gives what it gives there.
+  Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::vector<PlacedLayers> places,
               TransformerOptions options = {});
   ~Transformer();
   Transformer(Transformer&&) noexcept;
@@ -83,7 +94,8 @@ class Transformer {
 
   // Not beside a forward, as decode_work().
   MemoryPlan memory_plan(const MemoryRequest& request) const;
-  // The same bytes part by part, for deciding what lies where (models/placement.h). Operations of a device say
+  // The same bytes part by part, for deciding what lies where (models/placement.h), of a model whose operations are
+  // one's. Operations of a device say
   // what a step takes there and on the host; of those of a CPU rows and logits count where dense parts would
   // run, scratch beyond them beside the experts.
   PlacementSizes placement_sizes(const MemoryRequest& request) const;
@@ -101,7 +113,7 @@ class Transformer {
   // Slots for states of so many sequences beside so many pages, and for snapshots in that memory (MemoryRequest's); 0
   // where the model keeps no states.
   int state_slots(int64_t pages, int sequences, std::optional<uint64_t> snapshots) const;
-  // Of what keeps() says, where the operations run. Error(kMemory) if pages and slots do not fit.
+  // Of what keeps() says, where the operations run that have the layers. Error(kMemory) if pages and slots do not fit.
   std::unique_ptr<SequenceCache> make_cache(int pages, int slots = 0) const;
   // logits: [logit_rows, vocab]. Errors: token ids out of range, more tokens than max_tokens, positions past
   // the context.

@@ -147,20 +147,32 @@ void GpuOps::end() noexcept {
   }
 }
 
+// Page-locked, for so many and at least for the rows of a step.
+float* GpuOps::passing(Rows x, int64_t floats) {
+  const auto bytes = static_cast<size_t>(std::max(floats, tables_.max_tokens() * x.width)) * sizeof(float);
+  if (embedded_.size() < bytes) {
+    stream_->wait();
+    embedded_ = pinned_for(*options_.gpu, bytes);
+  }
+  return reinterpret_cast<float*>(embedded_.data());
+}
+
+// `floats` of passing(), and zeros for the rows behind the step's last token.
+void GpuOps::send_rows(Rows x, float* from, int64_t floats) {
+  const int64_t behind = (rows_of_step() - live_) * x.width;
+  std::fill_n(from + floats, behind, 0.0f);
+  stream_->copy(at(x), from, static_cast<size_t>(floats + behind) * sizeof(float));
+}
+
 void GpuOps::embed(const RowTable& table, std::span<const int32_t> ids, Rows x) {
   if (measured_) return;
-  const auto row = static_cast<size_t>(x.width) * sizeof(float);
-  const auto rows = static_cast<size_t>(rows_of_step());
-  if (embedded_.size() < static_cast<size_t>(tables_.max_tokens()) * row)
-    embedded_ = pinned_for(*options_.gpu, static_cast<size_t>(tables_.max_tokens()) * row);
-  auto* const to = reinterpret_cast<float*>(embedded_.data());
+  float* const to = passing(x, 0);
   const auto read = [&](int64_t t) { table.read(ids[static_cast<size_t>(t)], to + t * x.width); };
   if (ids.size() == 1)
     read(0);
   else
     spread(std::ssize(ids), read);
-  std::fill(to + std::ssize(ids) * x.width, to + static_cast<int64_t>(rows) * x.width, 0.0f);
-  stream_->copy(at(x), to, rows * row);
+  send_rows(x, to, std::ssize(ids) * x.width);
 }
 
 NormArgs GpuOps::take_pending() {
@@ -322,13 +334,18 @@ void GpuOps::pick(Rows x, std::span<const int> tokens) {
 
 void GpuOps::write(std::span<const float> values, Rows x) {
   flush();
-  stream_->copy(at(x), values.data(), values.size_bytes());
+  stream_->wait();  // for what was written before
+  float* const from = passing(x, std::ssize(values));
+  std::ranges::copy(values, from);
+  send_rows(x, from, std::ssize(values));
 }
 
 void GpuOps::read(Rows x, std::span<float> values) {
   flush();
-  stream_->copy(values.data(), at(x), values.size_bytes());
+  const float* const to = passing(x, std::ssize(values));
+  stream_->copy(embedded_.data(), at(x), values.size_bytes());
   wait();
+  std::copy_n(to, values.size(), values.begin());
 }
 
 void GpuOps::read_ids(Rows ids, std::span<int32_t> values) {

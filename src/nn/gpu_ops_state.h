@@ -212,6 +212,8 @@ class GpuOps final : public Ops {
     return static_cast<size_t>(round_up(tokens, kTileRows) * widest_rounded_) * sizeof(uint16_t);
   }
   void add_adapter(const LinearUse& use, const LinearAdapter& adapter);
+  float* passing(Rows x, int64_t floats);
+  void send_rows(Rows x, float* from, int64_t floats);
   AttendRowsArgs attend_args(const Attend& args) const;
   int groups_of(int blocks, int window) const;
   int most_pages(int window) const;

@@ -1,12 +1,13 @@
 // A CUDA driver on the CPU, for tests: streams, copies in stream order, host functions, capture and replay of
 // graphs, events, with the driver's own rules about what is forbidden when. No kernels but KT's own
-// (test_kernels.cc); contexts share a null stream.
+// (test_kernels.cc); contexts share a null stream. KT_TEST_CUDA_DEVICES=N in the environment: so many devices, each
+// with memory of its own.
 //
 // Beyond the driver's entries it exports
 //   kt_test_cuda_fail(name, result, skip): the call of that entry after `skip` ones returns the error
 //   `result`; kt_test_cuda_mend(): forgets those, and the error of a failed operation;
 //   kt_test_cuda_lose(calls): the call with a context after so many, and all behind it, find the device lost (also
-//   KT_TEST_CUDA_LOST=CALLS in the environment);
+//   KT_TEST_CUDA_LOST=CALLS in the environment, or CALLS@DEVICE: calls to that one, and it alone);
 //   kt_test_cuda_calls(name): how often that entry was called;
 //   kt_test_cuda_limit(count): a call that adds to a stream with so many operations ahead waits for room, as
 //   the driver's do; kt_test_cuda_waiting(): how many calls do that now, or wait for an earlier launch;
@@ -124,12 +125,12 @@ CudaResult cuDriverGetVersion(int* version) {
 }
 
 CudaResult cuDeviceGetCount(int* count) {
-  return entry("cuDeviceGetCount", Needs::kStart, [&](World&, Lock&) { return *count = 1, 0; });
+  return entry("cuDeviceGetCount", Needs::kStart, [&](World&, Lock&) { return *count = devices(), 0; });
 }
 
 CudaResult cuDeviceGet(CudaDevice* device, int number) {
   return entry("cuDeviceGet", Needs::kStart,
-               [&](World&, Lock&) { return *device = number, number == 0 ? 0 : 101; });
+               [&](World&, Lock&) { return *device = number, number >= 0 && number < devices() ? 0 : 101; });
 }
 
 CudaResult cuGetErrorName(CudaResult result, const char** name) {
@@ -149,8 +150,7 @@ CudaResult cuCtxGetCurrent(CudaContext* context) {
 
 CudaResult cuCtxSetCurrent(CudaContext context) {
   return entry("cuCtxSetCurrent", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
-    if (context && context != primary_context() && !object_of(world.contexts, context))
-      return kInvalidContext;
+    if (context && !is_primary(context) && !object_of(world.contexts, context)) return kInvalidContext;
     current_context = context;
     return 0;
   });
@@ -158,9 +158,9 @@ CudaResult cuCtxSetCurrent(CudaContext context) {
 
 CudaResult cuDevicePrimaryCtxRetain(CudaContext* context, CudaDevice device) {
   return entry("cuDevicePrimaryCtxRetain", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
-    if (device != 0) return 101;
+    if (device < 0 || device >= devices()) return 101;
     if (const CudaResult forbidden = unsafe_call(world)) return forbidden;
-    *context = primary_context();
+    *context = primary_context(device);
     return 0;
   });
 }
@@ -185,7 +185,7 @@ CudaResult cuCtxDestroy_v2(CudaContext context) {
 CudaResult cuCtxSynchronize() {
   return entry("cuCtxSynchronize", Needs::kContext, [&](World& world, Lock& lock) {
     if (const CudaResult forbidden = unsafe_call(world)) return forbidden;
-    return wait_for_all(world, lock), world.broken;
+    return wait_for_all(world, lock), world.error_of(device_of(current_context));
   });
 }
 
@@ -193,7 +193,7 @@ CudaResult cuMemAlloc_v2(CudaAddress* address, size_t bytes) {
   return entry("cuMemAlloc_v2", Needs::kContext, [&](World& world, Lock&) -> CudaResult {
     if (const CudaResult forbidden = unsafe_call(world)) return forbidden;
     if (bytes == 0) return kInvalidValue;
-    *address = reinterpret_cast<uintptr_t>(allocate(Place::kDevice, bytes));
+    *address = reinterpret_cast<uintptr_t>(allocate(Place::kDevice, bytes, device_of(current_context)));
     return *address ? 0 : kCudaOutOfMemory;
   });
 }
@@ -250,7 +250,7 @@ CudaResult cuMemcpy(CudaAddress to, CudaAddress from, size_t bytes) {
       return result;
     const Point point{stream, stream->enqueued};
     world.changed.wait(lock, [&] { return point.passed(); });
-    return world.broken;
+    return world.error_of(device_of(current_context));
   });
 }
 
@@ -318,7 +318,7 @@ CudaResult cuStreamSynchronize(CudaStream handle) {
     const Point point{stream, stream->enqueued};
     world.changed.wait(lock, [&] { return point.passed(); });
     close_device_memory();
-    return world.broken;
+    return world.error_of(device_of(current_context));
   });
 }
 
@@ -478,7 +478,7 @@ CudaResult cuEventSynchronize(void* handle) {
     if (event->capture) return 907;
     const Point point = event->point;
     world.changed.wait(lock, [&] { return point.passed(); });
-    return world.broken;
+    return world.error_of(device_of(current_context));
   });
 }
 

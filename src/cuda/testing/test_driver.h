@@ -7,7 +7,11 @@ namespace kt::inline cuda::test_driver {
 using Lock = std::unique_lock<std::mutex>;
 
 extern thread_local CudaContext current_context;
-CudaContext primary_context();
+// KT_TEST_CUDA_DEVICES=N in the environment: so many; without it one.
+int devices();
+CudaContext primary_context(int device);
+int device_of(CudaContext context);  // that of a primary one; of others 0
+bool is_primary(CudaContext context);
 
 enum class Needs { kNothing, kStart, kContext };
 

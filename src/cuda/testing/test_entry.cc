@@ -1,5 +1,6 @@
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -49,6 +50,16 @@ int& calls_left() {
   return left;
 }
 
+// Which one that is, with KT_TEST_CUDA_LOST=CALLS@DEVICE; -1: all of them, by calls to any.
+int device_to_lose() {
+  const char* const value = std::getenv("KT_TEST_CUDA_LOST");
+  const char* const at = value ? std::strchr(value, '@') : nullptr;
+  return at ? std::atoi(at + 1) : -1;
+}
+
+constexpr int kMostDevices = 8;
+char primary_contexts[kMostDevices];
+
 bool is_started = false;
 std::atomic<bool> is_forked = false;
 
@@ -84,9 +95,24 @@ constexpr ErrorStrings kErrors[] = {
 
 thread_local CudaContext current_context = nullptr;
 
-CudaContext primary_context() {
-  static char context;
-  return reinterpret_cast<CudaContext>(&context);
+int devices() {
+  static const int count = [] {
+    const char* const value = std::getenv("KT_TEST_CUDA_DEVICES");
+    return value ? std::clamp(std::atoi(value), 1, kMostDevices) : 1;
+  }();
+  return count;
+}
+
+CudaContext primary_context(int device) { return reinterpret_cast<CudaContext>(&primary_contexts[device]); }
+
+bool is_primary(CudaContext context) {
+  const auto* const at = reinterpret_cast<const char*>(context);
+  return at >= primary_contexts && at < primary_contexts + devices();
+}
+
+int device_of(CudaContext context) {
+  return is_primary(context) ? static_cast<int>(reinterpret_cast<const char*>(context) - primary_contexts)
+                             : 0;
 }
 
 bool forked() { return is_forked.load(std::memory_order_relaxed); }
@@ -105,13 +131,16 @@ CudaResult refuse(World& world, const char* name, Needs needs) {
     next_failures().erase(at);
     return result;
   }
-  if (needs == Needs::kContext && calls_left() >= 0 && calls_left()-- == 0) {
+  const int lost = device_to_lose();
+  const bool counts_here = needs == Needs::kContext && (lost < 0 || lost == device_of(current_context));
+  if (counts_here && calls_left() >= 0 && calls_left()-- == 0) {
     world.broken = 719;
+    world.broken_device = lost;
     world.changed.notify_all();
   }
   if (needs != Needs::kNothing && !is_started) return kCudaNotInitialized;
   if (needs == Needs::kContext && !current_context) return kInvalidContext;
-  return needs == Needs::kContext ? world.broken : 0;
+  return needs == Needs::kContext ? world.error_of(device_of(current_context)) : 0;
 }
 
 void wait_for_room(World& world, Lock& lock, const Stream& stream) {
@@ -138,6 +167,7 @@ extern "C" [[gnu::visibility("default")]] void kt_test_cuda_mend() {
   next_failures().clear();
   calls_left() = -1;
   World::get().broken = 0;
+  World::get().broken_device = -1;
 }
 
 extern "C" [[gnu::visibility("default")]] void kt_test_cuda_lose(int calls) {

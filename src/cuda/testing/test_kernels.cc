@@ -24,6 +24,7 @@ constexpr int kNotFound = 500, kNoBinary = 218, kLaunchFailed = 719;
 // As a context loaded it.
 struct Module {
   std::string source;
+  CudaContext context = nullptr;
   std::atomic<uint32_t> messages[16] = {};
 };
 
@@ -157,7 +158,8 @@ using namespace kt::test_driver;
 extern "C" {
 
 CudaResult cuCtxGetDevice(CudaDevice* device) {
-  return entry("cuCtxGetDevice", Needs::kContext, [&](World&, Lock&) { return *device = 0, 0; });
+  return entry("cuCtxGetDevice", Needs::kContext,
+               [&](World&, Lock&) { return *device = device_of(current_context), 0; });
 }
 
 // KT_TEST_CUDA_SCREEN=1: a GPU that shows a screen; KT_TEST_CUDA_CAPABILITY=75: one of compute capability 7.5;
@@ -184,14 +186,14 @@ CudaResult cuDeviceGetName(char* name, int length, CudaDevice) {
   });
 }
 
-CudaResult cuDeviceTotalMem_v2(size_t* bytes, CudaDevice) {
+CudaResult cuDeviceTotalMem_v2(size_t* bytes, CudaDevice device) {
   return entry("cuDeviceTotalMem_v2", Needs::kStart,
-               [&](World&, Lock&) { return *bytes = device_memory().total, 0; });
+               [&](World&, Lock&) { return *bytes = device_memory(device).total, 0; });
 }
 
 CudaResult cuMemGetInfo_v2(size_t* free, size_t* total) {
   return entry("cuMemGetInfo_v2", Needs::kContext, [&](World&, Lock&) {
-    const MemoryLeft memory = device_memory();
+    const MemoryLeft memory = device_memory(device_of(current_context));
     *free = memory.free;
     *total = memory.total;
     return 0;
@@ -205,6 +207,7 @@ CudaResult cuModuleLoadData(CudaModule* module, const void* image) {
     if (source.find(".version") == std::string::npos) return kNoBinary;
     Module* const made = std::make_unique<Module>().release();  // to the end of the process
     made->source = source;
+    made->context = current_context;
     *module = reinterpret_cast<CudaModule>(made);
     return 0;
   });
@@ -232,6 +235,7 @@ CudaResult cuLaunchKernel(CudaFunction function, unsigned grid_x, unsigned grid_
       return kInvalidValue;
     const auto* const kernel = reinterpret_cast<const Function*>(function);
     if (!kernel || !parameters) return kInvalidHandle;
+    if (device_of(kernel->module->context) != device_of(stream->context)) return kInvalidHandle;
     if (kernel->known) {
       if (static_cast<int>(block_x) > kernel->known->most_threads) return kInvalidValue;
       const gpu::Grid grid{static_cast<int>(grid_x), static_cast<int>(grid_y), static_cast<int>(block_x)};

@@ -17,14 +17,15 @@ struct Block {
   Place place;
   size_t bytes;
   std::byte* touched;    // where the bytes can be read and written
+  int device = 0;        // whose, of device memory
   bool foreign = false;  // the caller's own memory
 };
 
 struct Blocks {
   std::mutex mutex;
   std::map<const std::byte*, Block> by_address;
-  int kernels = 0;  // that run
-  size_t used = 0;  // of device memory
+  int kernels = 0;                  // that run
+  std::map<int, size_t> used = {};  // of devices' memory
 
   bool open = false;
 
@@ -61,10 +62,10 @@ std::byte* map(size_t bytes, int protection, int flags, int file) {
 
 }  // namespace
 
-void* allocate(Place place, size_t bytes) {
+void* allocate(Place place, size_t bytes, int device) {
   std::byte* address = nullptr;
   std::byte* touched = nullptr;
-  if (place == Place::kDevice && bytes > device_memory().free) return nullptr;
+  if (place == Place::kDevice && bytes > device_memory(device).free) return nullptr;
   if (place == Place::kPinned) {
     address = touched = map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
   } else {
@@ -80,9 +81,9 @@ void* allocate(Place place, size_t bytes) {
   if (!address || !touched) return nullptr;
   std::memset(touched, 0xA5, bytes);  // CUDA promises no zeros
   const std::lock_guard lock(blocks().mutex);
-  blocks().by_address[address] = {place, bytes, touched};
+  blocks().by_address[address] = {place, bytes, touched, device};
   if (place == Place::kDevice) {
-    blocks().used += bytes;
+    blocks().used[device] += bytes;
     ::mprotect(address, bytes, blocks().protection());
   }
   return address;
@@ -92,7 +93,7 @@ bool release(Place place, const void* address) {
   const std::lock_guard lock(blocks().mutex);
   const auto at = blocks().by_address.find(static_cast<const std::byte*>(address));
   if (at == blocks().by_address.end() || at->second.place != place || at->second.foreign) return false;
-  if (place == Place::kDevice) blocks().used -= at->second.bytes;
+  if (place == Place::kDevice) blocks().used[at->second.device] -= at->second.bytes;
   ::munmap(const_cast<std::byte*>(at->first), at->second.bytes + (place == Place::kDevice ? kPage : 0));
   if (at->second.touched != at->first) ::munmap(at->second.touched, at->second.bytes);
   blocks().by_address.erase(at);
@@ -105,7 +106,7 @@ bool lock_pages(void* address, size_t bytes) {
   auto& all = blocks().by_address;
   const auto next = all.lower_bound(first);
   if (block_at(first) != all.end() || (next != all.end() && next->first < first + bytes)) return false;
-  all[first] = {Place::kPinned, bytes, first, true};
+  all[first] = {.place = Place::kPinned, .bytes = bytes, .touched = first, .foreign = true};
   return true;
 }
 
@@ -153,11 +154,12 @@ bool is_slice() {
   return value && *value == '1';
 }
 
-MemoryLeft device_memory() {
-  const char* const value = std::getenv("KT_TEST_CUDA_MEMORY");
+MemoryLeft device_memory(int device) {
+  const char* value = std::getenv("KT_TEST_CUDA_MEMORY");
+  for (int i = 0; value && i < device && std::strchr(value, ','); ++i) value = std::strchr(value, ',') + 1;
   const size_t total = value ? std::strtoull(value, nullptr, 10) : is_slice() ? kSliceMemory : kDefaultMemory;
   const std::lock_guard lock(blocks().mutex);
-  return {total, total - std::min(total, blocks().used)};
+  return {total, total - std::min(total, blocks().used[device])};
 }
 
 }  // namespace kt::inline cuda::test_driver

@@ -7,7 +7,8 @@ namespace kt::inline cuda::test_driver {
 
 enum class Place { kOrdinary, kPinned, kDevice };
 
-void* allocate(Place place, size_t bytes);       // kPinned or kDevice; null where there is none
+// kPinned or kDevice, there of that device; null where there is none.
+void* allocate(Place place, size_t bytes, int device = 0);
 bool release(Place place, const void* address);  // false: not the address of an allocation of this kind
 
 // Ordinary memory of the caller's becomes kPinned and ordinary again. False: a part of it is pinned already; not the
@@ -35,11 +36,11 @@ void close_device_memory();  // the host goes on; kernels that run keep it open
 // KT_TEST_CUDA_MIG=1: the device is a slice of one.
 bool is_slice();
 
-// Device memory that is there and that allocations have left. KT_TEST_CUDA_MEMORY=BYTES says how much there is; not
-// given: 8 GiB, of a slice 1 GiB.
+// Memory of a device that is there and that allocations have left. KT_TEST_CUDA_MEMORY=BYTES says how much there is;
+// BYTES,BYTES,... of one device after the other, those behind the last as it; not given: 8 GiB, of a slice 1 GiB.
 struct MemoryLeft {
   size_t total, free;
 };
-MemoryLeft device_memory();
+MemoryLeft device_memory(int device);
 
 }  // namespace kt::inline cuda::test_driver

@@ -103,6 +103,8 @@ struct World {
   uint64_t most_queued = UINT64_MAX;  // operations of a stream; a call that adds one more waits for room
   int waiting = 0;                    // calls that do
   CudaResult broken = 0;              // an operation failed: what every later call returns
+  int broken_device = -1;             // that of one device alone; -1: of all
+  CudaResult error_of(int device) const { return broken_device < 0 || broken_device == device ? broken : 0; }
 
   static World& get();
 };

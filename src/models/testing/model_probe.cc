@@ -2,15 +2,16 @@
 //
 //   model_probe MODEL [--acts f32|bf16|int8|default] [--kv f32|bf16|int8] [--chunk N | --cuts A,B,...]
 //               [--threads N] [--shards N] [--weights EXPERTS] [--format NAME] [--linear-format NAME]
-//               [--rules FILE] [--rule-devices OLD=NEW,...] [--place REGEX=DEVICE[:FORMAT]]... [--gpu N [--hot N] [--stream N]]
-//               [--adapter PATH]... [--use N] < ids
+//               [--rules FILE] [--rule-devices OLD=NEW,...] [--place REGEX=DEVICE[:FORMAT]]...
+//               [--gpu N [--hot N] [--stream N]] [--split PLACE=LAYERS,...] [--adapter PATH]... [--use N] < ids
 //
 // ids: token ids, one sequence a line. Standard output: little-endian f32 [tokens of all sequences in order,
 // vocab]. All sequences run side by side: N tokens of each in one step, or those up to the next cut (default:
 // all). The cache is f32 with f32 activations and bf16 with others unless --kv says otherwise; --weights,
 // --format, --linear-format and rules are those of kt generate; --shards are slices of every expert, as if there
-// were so many NUMA nodes; --hot N gives copies of every Nth expert of each layer to the GPU; of the adapters --use N
-// runs with the Nth.
+// were so many NUMA nodes; --hot N gives copies of every Nth expert of each layer to the GPU; --split 0=2,cpu=1,1=3 has
+// two layers on GPU 0, one on the CPU and three on GPU 1, each with operations of its own, the last with the head; of the
+// adapters --use N runs with the Nth.
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -35,9 +36,10 @@ struct Flags {
   std::optional<KvType> kv;
   std::vector<size_t> cuts;  // positions at which a step begins, ascending
   int chunk = 0, threads = 0, shards = 0;
-  int gpu = -1;  // none
-  int stream = 0;  // tokens from which experts pass through it; 0: none do
-  int hot = 0;   // of how many experts one is on the GPU; 0: none is
+  int gpu = -1;       // none
+  std::string split;  // in place of it
+  int hot = 0;        // of how many experts one is on the GPU; 0: none is
+  int stream = 0;     // tokens from which experts pass through it; 0: none do
   std::vector<std::string> adapters;
   int use = -1;  // of the adapters
 };
@@ -70,6 +72,8 @@ Flags parse(int argc, char** argv) {
       flags.stream = std::atoi(next().c_str());
     } else if (word == "--hot") {
       flags.hot = std::atoi(next().c_str());
+    } else if (word == "--split") {
+      flags.split = next();
     } else if (word == "--adapter") {
       flags.adapters.push_back(next());
     } else if (word == "--use") {
@@ -143,6 +147,25 @@ std::optional<Format> format_or_none(const std::string& name) {
   return name.empty() ? std::nullopt : std::optional(format_named(name));
 }
 
+std::shared_ptr<Ops> ops_on(int gpu, int stream, const std::shared_ptr<Pool>& pool) {
+  if (gpu < 0) return make_cpu_ops(pool);
+  return make_gpu_ops(pool, {.number = gpu, .gpu = std::make_shared<Gpu>(gpu), .stream_from = stream});
+}
+
+std::vector<PlacedLayers> places_of(const Flags& flags, const ModelSpec& spec,
+                                    const std::shared_ptr<Pool>& pool) {
+  std::vector<PlacedLayers> out;
+  std::istringstream in(flags.split);
+  for (std::string word; std::getline(in, word, ',');) {
+    const size_t at = word.find('=');
+    if (at == std::string::npos) fail("--split {}: expected PLACE=LAYERS", word);
+    const std::string place = word.substr(0, at);
+    out.push_back({ops_on(place == "cpu" ? -1 : std::stoi(place), flags.stream, pool), std::stoi(word.substr(at + 1))});
+  }
+  if (out.empty()) out.push_back({ops_on(flags.gpu, flags.stream, pool), static_cast<int>(std::ssize(spec.layers))});
+  return out;
+}
+
 std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
   auto out = std::make_unique<Loaded>(flags.model);
   const Checkpoint& checkpoint = *out->parts.checkpoint;
@@ -179,16 +202,12 @@ std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
   else
     options.linear_format = format_or_none(flags.linear_format);
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads, .nodes = flags.shards});
-  std::shared_ptr<Ops> ops =
-      flags.gpu < 0 ? make_cpu_ops(pool)
-                    : make_gpu_ops(pool, {.number = flags.gpu,
-                                          .gpu = std::make_shared<Gpu>(flags.gpu),
-                                          .stream_from = flags.stream});
+  std::vector<PlacedLayers> places = places_of(flags, spec, pool);
   options.hot = hot_experts(spec, flags.hot);
   for (const std::string& path : flags.adapters)
     options.adapters.push_back(
         std::make_shared<const LoraFile>(path, gguf_families(), attention_heads(checkpoint.config_json())));
-  out->model.emplace(checkpoint, std::move(spec), std::move(ops), std::move(options));
+  out->model.emplace(checkpoint, std::move(spec), std::move(places), std::move(options));
   return out;
 }
 
