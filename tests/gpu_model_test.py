@@ -212,7 +212,8 @@ class TestProgram:
         (("--gpu",), {"KT_TEST_CUDA_FAIL": "cuMemAlloc_v2=2"}, 3, "kt: GPU 0 (test driver): "),
         (GPU, {"KT_TEST_CUDA_FAIL": "cuModuleLoadData=218"}, 5, "kt: GPU 0 (test driver): CUDA cannot compile "),
         (GPU, {"KT_CUDA_PTX": "/nowhere"}, 2, "kt: /nowhere/"),
-        (("--gpu", "fast"), {}, 2, "kt: --gpu: expected the number of a device, auto or off, got fast"),
+        (("--gpu", "fast"), {}, 2,
+         "kt: --gpu: expected the number of a device, or several as 0,1, auto or off, got fast"),
     ])
     def test_what_cannot_be_is_said(self, words, environment, code, line):
         done = kt(*self.ASK, *words, **environment)

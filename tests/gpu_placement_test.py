@@ -270,7 +270,8 @@ class TestSettings:
         assert "gpu" not in self.figures(place, "--gpu", "off")
 
     def test_what_they_refuse(self, place):
-        for key, value, message in (("run.gpu", "fast", "expected the number of a device, auto or off"),
+        for key, value, message in (("run.gpu", "fast",
+                                     "expected the number of a device, or several as 0,1, auto or off"),
                                     ("run.gpu-memory", "much", "a size such as 8GiB"),
                                     ("run.gpu-experts", "few", "experts a layer such as 8"),
                                     ("run.gpu-prefill-threshold", "few", "a number of tokens, auto or off"),
@@ -380,5 +381,5 @@ class TestRules:
     def test_rules_that_say_cpu_leave_the_gpu(self):
         done = json.loads(ok("estimate", str(DEMO), "--bandwidth", "9", "--json", "--place", "layers=cpu").stdout)
         assert "gpu" not in done
-        done = kt("estimate", str(DEMO), "--gpu", "0", "--place", "layers\\.0\\.=cpu")
-        assert done.returncode == 4 and "dense parts in two places are not there yet" in done.stderr
+        done = kt("estimate", str(DEMO), "--gpu", "0", "--place", "layers\\.0\\.mlp=cpu")
+        assert done.returncode == 4 and "dense parts of a layer in two places are not there yet" in done.stderr

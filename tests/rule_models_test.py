@@ -332,18 +332,14 @@ REFUSED = {
     "statistics that are not there": (one(EXPERTS, "kwargs: {statistics: /nowhere/s.json}"), 2,
                                       ":1: rule 1: kwargs: statistics: "),
     # Valid, and not there yet.
-    "several GPUs": (one(ATTENTION, "kwargs: {device: 'cuda:1'}"), 4,
-                     ":1: rule 1: model.layers.1.self_attn: on cuda:1: more than one GPU is not there yet"),
-    "layers in two places": (one(ATTENTION, "kwargs: {device: cpu}")
-                             + one(r"name: 'layers\.0\.self_attn$'", "kwargs: {device: cuda}"), 4,
-                             ":1: rule 1: model.layers.1.self_attn: on the CPU, and model.layers.0.self_attn on cuda:0 "
-                             "(rule 2, line 3): dense parts in two places are not there yet"),
-    "the head elsewhere": (one(r"name: 'layers\.\d+$'", "kwargs: {device: cuda}", "  recursive: false\n")
-                           + one("name: lm_head", "kwargs: {device: cpu}"), 4,
-                           ":4: rule 2: lm_head: on the CPU, and model.layers.0 on cuda:0 (rule 1, line 1)"),
+    "the head beside its norm": (one("name: '^model.norm$'", "kwargs: {device: cuda}")
+                                 + one("name: lm_head", "kwargs: {device: cpu}"), 4,
+                                 "the last norm and the head in two places are not there yet"),
     "a shared expert on the CPU": (one(ATTENTION, "kwargs: {device: cuda}")
                                    + one("name: shared_experts", "kwargs: {device: cpu}"), 4,
-                                   ":3: rule 2: model.layers.1.mlp.shared_experts: on the CPU"),
+                                   ":3: rule 2: model.layers.1.mlp.shared_experts: on cpu, and "
+                                   "model.layers.1.self_attn of the same layer is on cuda:0 (rule 1, line 1): dense "
+                                   "parts of a layer in two places are not there yet"),
     "a single expert": (one(r"name: 'layers\.1\.mlp\.experts\.2$'", "kwargs: {device: cpu, format: int8}"), 4,
                         ":1: rule 1: model.layers.1.mlp.experts.2: experts of a layer have one format so far: "
                         "int8 of single ones is not there yet"),

@@ -25,7 +25,8 @@ def ok(*words, **environment):
 
 
 def plan(*words):
-    return json.loads(ok("estimate", DEMO, "--bandwidth", "9", "--json", *words).stdout)["placement"]
+    return json.loads(ok("estimate", DEMO, "--bandwidth", "9", "--json", *words,
+                         KT_TEST_CUDA_DEVICES="2").stdout)["placement"]
 
 
 def parts(found):
@@ -45,6 +46,9 @@ PLACEMENTS = [
     pytest.param(["--gpu", "0"], id="a GPU", marks=gpu),
     pytest.param(["--gpu", "0", "--gpu-experts", "5", "--expert-placement", "random", "--linear-format", "int8"],
                  id="copies", marks=gpu),
+    pytest.param(["--gpu", "0,1", "--gpu-experts", "3"], id="two GPUs", marks=gpu),
+    pytest.param(["--gpu", "0,1", "--place", r"layers\.2$=cpu", "--place", "lm_head=cpu", "--gpu-experts", "2"],
+                 id="layers in three places", marks=gpu),
     pytest.param(["--gpu", "0", "--place", r"layers\.2\.mlp\.experts$=cuda",
                   "--place", r"layers\.3\.mlp\.experts\.(1|7)$=cuda", "--gpu-experts", "2"],
                  id="experts by rules", marks=gpu),

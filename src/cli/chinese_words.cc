@@ -594,7 +594,7 @@ constexpr auto kChinese = std::to_array<Translation>({
     {"Tokens of prompts to run at once", "一次处理的提示 token 数"},
     {"Refuse a model that needs more; empty: what is available", "拒绝需要更多内存的模型；空表示以可用内存为限"},
     {"Precision of cached keys and values", "KV 缓存的精度"},
-    {"GPU to use: its number, auto or off", "使用的 GPU：编号、auto 或 off"},
+    {"GPU to use: its number, several as 0,1, auto or off", "使用的 GPU：编号（多个如 0,1）、auto 或 off"},
     {"All that kt run may take of the GPU; empty: what is free, less 5 %", "kt run 最多占用的显存；空表示空闲显存的 95 %"},
     {"Experts on the GPU: so many a layer, a share such as 25%, or auto: as many as fit",
      "GPU 上的专家：每层个数、25% 这样的比例，或 auto：能放多少放多少"},

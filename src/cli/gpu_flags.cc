@@ -50,7 +50,9 @@ std::string prefill_threshold_problem(std::string_view value) {
 
 std::string gpu_problem(std::string_view value) {
   const std::string wrong = problem_of([&] { gpu_choice_named(value); });
-  return wrong.empty() ? "" : text("expected the number of a device, auto or off, got {}", value);
+  return wrong.empty()
+             ? ""
+             : text("expected the number of a device, or several as 0,1, auto or off, got {}", value);
 }
 
 std::string gpu_experts_problem(std::string_view value) {
@@ -66,17 +68,18 @@ void GpuUseFlags::add_to(CLI::App& verb) {
       verb.add_option(
               "--gpu", device,
               text("GPU for attention, dense parts and the cache, and for as many routed experts as fit; all "
-                   "others stay on the CPU: its number, auto or off; alone: 0. Default: {}",
+                   "others stay on the CPU: its number, auto or off; alone: 0. Layers are split over several "
+                   "by their memory: 0,1. Default: {}",
                    kUsualGpu))
           ->expected(0, 1)
-          ->type_name("N|auto|off")
+          ->type_name("N[,N...]|auto|off")
           ->default_str("0")
-          ->check(readable(gpu_problem, "N|auto|off", "gpu"));
+          ->check(readable(gpu_problem, "N[,N...]|auto|off", "gpu"));
   options_ = {
       verb.add_option(
               "--gpu-memory", memory,
-              "All that this process may take of the GPU, such as 24GiB, what the driver takes for it "
-              "included; default: what is free, less 5 %")
+              "All that this process may take of the GPU, of each of several, such as 24GiB, what the driver "
+              "takes for it included; default: what is free, less 5 %")
           ->check(readable(size_problem, "SIZE", "size")),
       verb.add_option("--gpu-experts,--kt-num-gpu-experts", experts,
                       "Routed experts on the GPU: so many a layer on average, a share of all such as 25%, or "

@@ -11,6 +11,7 @@
 namespace kt::inline cli {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 // A verb with the flags, parsed.
@@ -46,8 +47,10 @@ TEST(GpuUseFlags, SayNothingAtFirst) {
 
 TEST(GpuUseFlags, AloneAndWithANumber) {
   EXPECT_EQ(Parsed({"--gpu"}).flags.choice().kind, GpuChoice::Kind::kNumber);
-  EXPECT_EQ(Parsed({"--gpu"}).flags.choice().number, 0);
-  EXPECT_EQ(Parsed({"--gpu", "3"}).flags.choice().number, 3);
+  EXPECT_THAT(Parsed({"--gpu"}).flags.choice().numbers, ElementsAre(0));
+  EXPECT_THAT(Parsed({"--gpu", "3"}).flags.choice().numbers, ElementsAre(3));
+  EXPECT_THAT(Parsed({"--gpu", "1,0,2"}).flags.choice().numbers, ElementsAre(1, 0, 2));
+  EXPECT_THAT(Parsed({"--gpu", "0,0"}).flags.choice().numbers, ElementsAre(0, 0));
   EXPECT_EQ(Parsed({"--gpu", "auto"}).flags.choice().kind, GpuChoice::Kind::kAuto);
   EXPECT_EQ(Parsed({"--gpu", "off"}).flags.choice().kind, GpuChoice::Kind::kOff);
 }
@@ -83,7 +86,9 @@ TEST(GpuUseFlags, WhatIsNoValue) {
     }
     return std::string("none");
   };
-  EXPECT_EQ(problem({"--gpu", "fast"}), "--gpu: expected the number of a device, auto or off, got fast");
+  for (const char* const value : {"fast", "0,", ",1", "0,,1", "0;1", "-1", "0,auto"})
+    EXPECT_EQ(problem({"--gpu", value}),
+              text("--gpu: expected the number of a device, or several as 0,1, auto or off, got {}", value));
   EXPECT_EQ(problem({"--gpu-memory", "0"}), "--gpu-memory: expected a size such as 8GiB or 40GB, got '0'");
   EXPECT_THAT(problem({"--gpu-experts", "-1"}), HasSubstr("got '-1'"));
   EXPECT_THAT(problem({"--gpu-experts", "2.5"}), HasSubstr("got '2.5'"));
@@ -104,7 +109,7 @@ TEST(GpuUseFlags, TakeSettingsThatTheCommandLineLeavesOpen) {
                           "config.yaml");
   Parsed none({});
   none.flags.take(settings, *none.verb);
-  EXPECT_EQ(none.flags.choice().number, 1);
+  EXPECT_THAT(none.flags.choice().numbers, ElementsAre(1));
   const PlacementOptions got = none.flags.placement_options();
   EXPECT_EQ(got.gpu_memory, uint64_t{2} << 30);
   EXPECT_EQ(got.experts, parse_expert_wish("10%", ""));

@@ -47,29 +47,68 @@ void print_gpu(const Estimate& e, const CLI::App& verb) {
   std::fputs(with_flags(describe(*e.placement), verb).c_str(), stdout);
 }
 
+struct DeviceBytes {
+  std::string name = {};
+  uint64_t dense = 0, cache = 0, workspace = 0, experts = 0, driver = 0, allowed = 0, free = 0;
+
+  void add(const DeviceBytes& other) {
+    name += (name.empty() ? "" : ", ") + other.name;
+    dense += other.dense;
+    cache += other.cache;
+    workspace += other.workspace;
+    experts += other.experts;
+    driver += other.driver;
+    allowed += other.allowed;
+    free += other.free;
+  }
+};
+
+DeviceBytes bytes_on(const Placement& placed, const DevicePlacement& device) {
+  DeviceBytes out{.name = text("{} ({})", name_of(device.place), device.name),
+                  .driver = device.taken,
+                  .allowed = device.allowed,
+                  .free = device.free};
+  const auto here = [&](const PlacedPart& part) { return part.place == device.place ? part.bytes : 0; };
+  out.dense = here(placed.head);
+  out.workspace = here(placed.workspace);
+  for (const PlacedPart& part : placed.more_workspaces) out.workspace += here(part);
+  for (const LayerPlacement& layer : placed.layers) {
+    out.dense += here(layer.dense);
+    out.cache += here(layer.cache) + here(layer.states);
+    out.experts += here(layer.copies);
+  }
+  return out;
+}
+
+nlohmann::ordered_json json_of(const DeviceBytes& of) {
+  return {{"name", of.name},
+          {"dense", of.dense},
+          {"kv_cache", of.cache},
+          {"workspace", of.workspace},
+          {"experts", of.experts},
+          {"driver", of.driver},
+          {"needed", of.dense + of.cache + of.workspace + of.experts + of.driver},
+          {"allowed", of.allowed},
+          {"free", of.free}};
+}
+
 // Its bytes, by what they are for.
 nlohmann::ordered_json gpu_json(const Estimate& e) {
   if (!e.placement) return {{"fits", false}, {"problem", e.gpu_problem}};
   const Placement& placed = *e.placement;
-  const DevicePlacement& device = placed.devices.front();
-  uint64_t dense = placed.head.bytes, cache = 0, experts = 0;
-  for (const LayerPlacement& layer : placed.layers) {
-    dense += layer.dense.bytes;
-    cache += layer.cache.bytes + layer.states.bytes;
-    experts += layer.copies.bytes;
+  DeviceBytes all;
+  nlohmann::ordered_json devices = nlohmann::ordered_json::array();
+  for (const DevicePlacement& device : placed.devices) {
+    const DeviceBytes one = bytes_on(placed, device);
+    devices.push_back(json_of(one));
+    all.add(one);
   }
-  return {{"name", text("{} ({})", name_of(device.place), device.name)},
-          {"dense", dense},
-          {"kv_cache", cache},
-          {"workspace", placed.workspace.bytes},
-          {"experts", experts},
-          {"driver", device.taken},
-          {"needed", dense + cache + placed.workspace.bytes + experts + device.taken},
-          {"allowed", device.allowed},
-          {"free", device.free},
-          {"hot_experts", placed.hot_experts()},
-          {"fits", true},
-          {"placement", json_of(placed)}};
+  nlohmann::ordered_json out = json_of(all);
+  if (placed.devices.size() > 1) out["devices"] = std::move(devices);
+  out["hot_experts"] = placed.hot_experts();
+  out["fits"] = true;
+  out["placement"] = json_of(placed);
+  return out;
 }
 
 size_t nodes_there(const std::vector<int>& chosen) {
@@ -118,8 +157,9 @@ Estimate estimate_model(OpenedModel& model, const MemoryRequest& use, uint64_t m
   out.all = model.decode_work(use.sequences, use.context, placed);
   out.rates = rates;
   if (const PlacedRules* const rules = model.rules()) {
-    out.rules = describe(*rules, model.gpu() != nullptr);
-    out.rules_json = json_of(*rules, model.gpu() != nullptr);
+    const PlacedRules shown = placed ? with_devices(*rules, *placed) : *rules;
+    out.rules = describe(shown, !model.gpus().empty());
+    out.rules_json = json_of(shown, !model.gpus().empty());
   }
   return out;
 }
@@ -163,10 +203,8 @@ void print_memory(const Estimate& e, const CLI::App& verb) {
   Table table({"memory", ""}, 1);
   const auto add = [&](const std::string& name, uint64_t bytes) { table.add({name, human_bytes(bytes)}); };
   add("experts", host.experts);
-  if (!e.has_gpu()) {
-    add("dense weights", host.linears + host.vectors);
-    add(cache_text(e.use), host.kv_cache);
-  }
+  if (!e.has_gpu() || host.linears > 0) add("dense weights", host.linears + host.vectors);
+  if (!e.has_gpu() || host.kv_cache > 0) add(cache_text(e.use), host.kv_cache);
   add("workspace", host.workspace);
   add("the process itself", e.process);
   if (e.plan.weights() + host.loading > e.plan.running())

@@ -233,7 +233,8 @@ void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate&
           ? "a dense model"
           : text("{} experts of {} a layer, {} for each token", model.experts_dialect(),
                  model.spec().moe()->experts, model.spec().moe()->top_k);
-  const std::string gpu = model.gpu() ? model.gpu()->facts().describe() : "no GPU is used";
+  std::string gpu = model.gpus().empty() ? "no GPU is used" : "";
+  for (const auto& each : model.gpus()) gpu += (gpu.empty() ? "" : ", ") + each->facts().describe();
   std::printf("%s; context %d; %s kernels on %s, %s; %s\n\n", experts.c_str(), model.spec().context,
               std::string(best_kernels().name).c_str(), counted(model.threads(), "thread").c_str(),
               pools_text(model.nodes(), flags.node_ids).c_str(), gpu.c_str());

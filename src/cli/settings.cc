@@ -49,7 +49,7 @@ constexpr auto kSettings = std::to_array<Setting>({
      .choices = "bf16|int8|f32"},
     {.name = "run.gpu",
      .standard = kUsualGpu,
-     .help = "GPU to use: its number, auto or off",
+     .help = "GPU to use: its number, several as 0,1, auto or off",
      .problem = gpu_problem},
     {"run.gpu-memory", SettingType::kSize, "",
      "All that kt run may take of the GPU; empty: what is free, less 5 %"},

@@ -1,9 +1,10 @@
-// Which GPU, if any, takes a model's attention, dense parts and cache, and how much of it.
+// Which GPUs, if any, take a model's attention, dense parts and cache, and how much of them.
 #pragma once
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "models/expert_order.h"
 
@@ -12,15 +13,16 @@ namespace kt::inline engine {
 struct GpuChoice {
   // kAuto: the first device, where there is one that can and the model fits; the CPU otherwise, and a note says why.
   enum class Kind { kOff, kAuto, kNumber } kind = Kind::kOff;
-  int number = 0;
+  // Layers are split over them, in this order; one that is named twice is used as two.
+  std::vector<int> numbers = {0};
 };
 
-// "off", "auto" or the number of a device; Error otherwise.
+// "off", "auto" or numbers of devices, "0" or "0,1"; Error otherwise.
 GpuChoice gpu_choice_named(std::string_view value);
 
-// How the GPU is used, where there is one (models/placement.h).
+// How GPUs are used, where there are any (models/placement.h).
 struct PlacementOptions {
-  uint64_t gpu_memory = 0;  // all that the process may take there; 0: as the share says
+  uint64_t gpu_memory = 0;  // all that the process may take of each; 0: as the share says
   double share = 0;         // of the card, up to 1; 0: what is free less 5 %
   ExpertWish experts = {};
   std::optional<ExpertStrategy> strategy = {};  // none: by frequency where there are statistics, else uniform

@@ -5,13 +5,13 @@
 namespace kt::inline engine {
 
 LoadedModel::LoadedModel(DescribedModel described, std::string dialect, std::vector<std::string> adapters,
-                         std::shared_ptr<Pool> pool, std::shared_ptr<const Gpu> gpu,
+                         std::shared_ptr<Pool> pool, std::vector<std::shared_ptr<const Gpu>> gpus,
                          std::unique_ptr<Transformer> transformer, int shared_tokens, double seconds)
     : DescribedModel(std::move(described)),
       dialect_(std::move(dialect)),
       adapters_(std::move(adapters)),
       pool_(std::move(pool)),
-      gpu_(std::move(gpu)),
+      gpus_(std::move(gpus)),
       transformer_(std::move(transformer)),
       shared_tokens_(shared_tokens),
       load_seconds_(seconds) {}

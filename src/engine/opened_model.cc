@@ -91,7 +91,7 @@ OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
   pool_ = std::make_shared<Pool>(pool_options(options_));
   open_gpu();
   alone_tokens_ = options_.max_tokens;
-  sizes_ = build(make_ops(true), {});
+  rebuild_sizes();
   take_chunk();
   if (const std::string idle = sizes_->idle().describe(); !idle.empty())
     log_once(LogLevel::kWarning, "{}: {}", this->path(), idle);
@@ -116,15 +116,44 @@ void OpenedModel::attend_to_all() {
   forget_indexers();
 }
 
-std::unique_ptr<Ops> OpenedModel::make_ops(bool sizes_only) const {
-  if (!gpu_) return make_cpu_ops(pool_, {.sizes_only = sizes_only});
+std::unique_ptr<Ops> OpenedModel::ops_on(const std::shared_ptr<const Gpu>& gpu, bool sizes_only) const {
+  if (!gpu) return make_cpu_ops(pool_, {.sizes_only = sizes_only});
   return make_gpu_ops(pool_,
-                      {.number = gpu_->facts().number,
+                      {.number = gpu->facts().number,
                        .sizes_only = sizes_only,
-                       .gpu = sizes_only ? nullptr : gpu_,
+                       .gpu = sizes_only ? nullptr : gpu,
                        .stream_from = options_.placement.prefill_from.value_or(GpuOpsOptions::kMeasured),
                        .stream_bytes = stream_bytes()});
 }
+
+// Whose operations run which layers; without a placement one has all.
+std::vector<PlacedLayers> OpenedModel::places(const Placement* placed, bool sizes_only) const {
+  const auto ops_of = [&](const Place& place) {
+    const auto found = std::ranges::find(placed->devices, place, &DevicePlacement::place);
+    return ops_on(found == placed->devices.end()
+                      ? nullptr
+                      : gpus_[static_cast<size_t>(found - placed->devices.begin())],
+                  sizes_only);
+  };
+  std::vector<PlacedLayers> out;
+  if (!placed) {
+    out.push_back({ops_on(gpus_.empty() ? nullptr : gpus_.front(), sizes_only),
+                   static_cast<int>(std::ssize(spec().layers))});
+    return out;
+  }
+  const Place* before = nullptr;
+  for (const LayerPlacement& layer : placed->layers) {
+    const Place& place = layer.dense.place;
+    if (!before || *before != place) out.push_back({ops_of(place), 0});
+    ++out.back().layers;
+    before = &place;
+  }
+  if (placed->head.place != *before) out.push_back({ops_of(placed->head.place), 0});
+  return out;
+}
+
+// Of one place, where all would fit: who decides what lies where asks these.
+void OpenedModel::rebuild_sizes() { sizes_ = build(places(nullptr, true), {}); }
 
 void OpenedModel::open_source() {
   const bool moe = spec().moe() != nullptr;
@@ -196,11 +225,12 @@ void OpenedModel::apply_rules() {
         "{}: on cuda:0, and no GPU is used here: `gpu` N takes one, `rule_devices` cuda=cpu puts all on the "
         "CPU",
         placed.gpu_from);
-  options_.gpu.kind = GpuChoice::Kind::kNumber;  // who cannot have it is told
+  take_ruled_gpus();
 }
 
 // The one place that says what the weights are held in, for plans and for loading alike.
-std::unique_ptr<Transformer> OpenedModel::build(std::shared_ptr<Ops> ops, TransformerOptions how) const {
+std::unique_ptr<Transformer> OpenedModel::build(std::vector<PlacedLayers> places,
+                                                TransformerOptions how) const {
   how.precision = options_.precision;
   how.kv_type = options_.kv_type;
   how.max_tokens = alone_tokens_;
@@ -213,7 +243,7 @@ std::unique_ptr<Transformer> OpenedModel::build(std::shared_ptr<Ops> ops, Transf
     how.linear_formats = placed_rules_->linear_formats();
   else if (!options_.linear_format.empty())
     how.linear_format = format_named(options_.linear_format);
-  return std::make_unique<Transformer>(checkpoint(), spec(), std::move(ops), std::move(how));
+  return std::make_unique<Transformer>(checkpoint(), spec(), std::move(places), std::move(how));
 }
 
 std::string OpenedModel::experts_dialect() const {
@@ -225,12 +255,20 @@ int OpenedModel::nodes() const { return pool_->nodes(); }
 double OpenedModel::stored_bytes() const { return sizes_->stored_bytes(); }
 
 MemoryPlan OpenedModel::memory_plan(const MemoryRequest& use) const {
-  return sizes_->memory_plan(possible(use));
+  if (!in_several_places()) return sizes_->memory_plan(possible(use));
+  try {
+    const std::optional<Placement> placed = placement(use);
+    return build(places(&*placed, true), {})->memory_plan(possible(use));
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kMemory) throw;
+    return sizes_->memory_plan(possible(use));  // what is too much on a GPU says nothing of the host
+  }
 }
 
 Work OpenedModel::decode_work(int sequences, int context, const Placement* placed) const {
-  if (!placed || placed->hot_experts() == 0) return sizes_->decode_work(sequences, context);
-  return build(make_ops(true), {.hot = placed->hot()})->decode_work(sequences, context);
+  if (!placed || (placed->hot_experts() == 0 && !in_several_places()))
+    return sizes_->decode_work(sequences, context);
+  return build(places(placed, true), {.hot = placed->hot()})->decode_work(sequences, context);
 }
 
 LoadedModel OpenedModel::load(const LoadOptions& options) && {
@@ -251,7 +289,7 @@ LoadedModel OpenedModel::load(const LoadOptions& options) && {
   sizes_.reset();
   TransformerOptions how{.on_layer = options.on_layer};
   if (placed) how.hot = placed->hot();
-  auto transformer = build(make_ops(false), std::move(how));
+  auto transformer = build(places(placed ? &*placed : nullptr, false), std::move(how));
   check_mapped_files();
   checkpoint().check_sizes();
   if (weights_) weights_->check_sizes();
@@ -266,7 +304,7 @@ LoadedModel OpenedModel::load(const LoadOptions& options) && {
           std::move(dialect),
           std::move(adapters),
           pool_,
-          gpu_,
+          gpus_,
           std::move(transformer),
           options_.max_tokens,
           seconds};

@@ -23,6 +23,7 @@
 
 namespace kt::inline models {
 class Transformer;
+struct PlacedLayers;
 struct TransformerOptions;
 }  // namespace kt::inline models
 
@@ -79,12 +80,13 @@ class OpenedModel : public DescribedModel {
   std::string experts_dialect() const;  // "bf16", "kt-int4", ...; "" for a dense model
   int threads() const;
   int nodes() const;
-  double stored_bytes() const;                   // of what load() will read, in the formats' own bytes
-  const Gpu* gpu() const { return gpu_.get(); }  // null: the CPU alone
+  double stored_bytes() const;  // of what load() will read, in the formats' own bytes
+  // In their order; one that is used as several is there as often. None: the CPU alone.
+  const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
   const PlacedRules* rules() const { return placed_rules_.get(); }  // null: none were given
   // A context longer than the model's counts as that, here and below.
   MemoryPlan memory_plan(const MemoryRequest& use) const;
-  // What lies where: a value of sizes and of what was free on the GPU when this was opened, so that plans and
+  // What lies where: a value of sizes and of what was free on the GPUs when this was opened, so that plans and
   // load() have the same for the same use. None: the CPU alone. Errors: as decide_placement's.
   std::optional<Placement> placement(const MemoryRequest& use) const;
   bool fits_gpu(const MemoryRequest& use) const;  // true without one
@@ -117,13 +119,20 @@ class OpenedModel : public DescribedModel {
   bool streams() const;
   void take_chunk();
   void make_room(const MemoryRequest& use);
-  std::unique_ptr<Ops> make_ops(bool sizes_only) const;
+  void open_devices();
+  void leave_gpus();
+  std::unique_ptr<Ops> ops_on(const std::shared_ptr<const Gpu>& gpu, bool sizes_only) const;
+  bool in_several_places() const;
+  void take_ruled_gpus();
+  std::vector<PlacedLayers> places(const Placement* placed, bool sizes_only) const;
+  void rebuild_sizes();
   MemoryRequest possible(MemoryRequest use) const;
+  std::string device_of_line(std::string_view line) const;
   void note(const std::string& line) const;
   void note_copies() const;
   void note_idle_copies() const;
   void note_placement(const Placement& placed) const;
-  std::unique_ptr<Transformer> build(std::shared_ptr<Ops> ops, TransformerOptions how) const;
+  std::unique_ptr<Transformer> build(std::vector<PlacedLayers> places, TransformerOptions how) const;
   const ExpertSource* experts() const { return rounded_ ? rounded_.get() : source_.get(); }
 
   ModelOptions options_;
@@ -133,8 +142,8 @@ class OpenedModel : public DescribedModel {
   std::vector<ExpertRule> expert_rules_;  // of placed_rules_, with the statistics that they name
   std::vector<std::shared_ptr<const LoraFile>> adapters_;
   std::shared_ptr<Pool> pool_;
-  std::shared_ptr<const Gpu> gpu_;  // null: the CPU alone
-  DeviceMemory device_;             // its, when this was opened
+  std::vector<std::shared_ptr<const Gpu>> gpus_;  // none: the CPU alone
+  std::vector<DeviceMemory> devices_;             // theirs, when this was opened
   std::optional<ExpertStatistics> statistics_;
   int alone_tokens_ = 0;  // of one step, where it is one prompt's
   bool copies_noted_ = false;

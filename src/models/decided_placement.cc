@@ -38,13 +38,14 @@ OrderedJson copies_json(const Placement& placement) {
     if (layer.experts == 0) continue;
     OrderedJson* const last = out.empty() ? nullptr : &out.back();
     if (last && (*last)["experts"] == OrderedJson(layer.hot) &&
+        (*last)["device"] == placement.device_of(layer.copies.place) &&
         (*last)["decided_by"] == layer.copies.decided_by) {
       (*last)["layers"].push_back(layer.layer);
       (*last)["bytes"] = (*last)["bytes"].get<uint64_t>() + layer.copies.bytes;
       continue;
     }
     out.push_back({{"layers", OrderedJson::array({layer.layer})},
-                   {"device", "cuda:0"},
+                   {"device", placement.device_of(layer.copies.place)},
                    {"experts", layer.hot},
                    {"of", layer.experts},
                    {"bytes", layer.copies.bytes},
@@ -68,9 +69,22 @@ OrderedJson devices_json(const Placement& placement) {
   return out;
 }
 
+// "cuda:0, cuda:1, cpu": where layers keep what they keep.
+std::string cache_devices(const Placement& placement) {
+  std::vector<std::string> found;
+  for (const LayerPlacement& layer : placement.layers)
+    if (const std::string device = placement.device_of(layer.cache.place);
+        std::ranges::find(found, device) == found.end())
+      found.push_back(device);
+  std::string out;
+  for (const std::string& device : found) out += (out.empty() ? "" : ", ") + device;
+  return out;
+}
+
 }  // namespace
 
-DecidedPlacement decided(const PlacedRules& placed, const Placement* beside_gpu) {
+DecidedPlacement decided(const PlacedRules& by_rules, const Placement* beside_gpu) {
+  const PlacedRules placed = beside_gpu ? with_devices(by_rules, *beside_gpu) : by_rules;
   DecidedPlacement out{.family = placed.tree.family, .beside_gpu = beside_gpu != nullptr};
   for (size_t i = 0; i < placed.modules.size(); ++i) {
     const ModelModule& module = placed.tree.modules[i];
@@ -78,7 +92,7 @@ DecidedPlacement decided(const PlacedRules& placed, const Placement* beside_gpu)
     const std::string& device = placed.modules[i].device;
     DecidedModule& one = out.modules.emplace_back(
         DecidedModule{.name = module.name, .kind = module.kind, .layer = module.layer});
-    one.device = !device.empty() ? device : beside_gpu ? "cuda:0" : "cpu";
+    one.device = device.empty() ? "cpu" : device;
     add_formats(module, placed.modules[i], one);
     if (module.kind == ModuleKind::kExperts && beside_gpu)
       one.on_gpu = beside_gpu->layers[static_cast<size_t>(module.layer)].hot;
@@ -86,7 +100,8 @@ DecidedPlacement decided(const PlacedRules& placed, const Placement* beside_gpu)
   return out;
 }
 
-OrderedJson json_of(const PlacedRules& placed, const Placement* beside_gpu, const PlannedCache& cache) {
+OrderedJson json_of(const PlacedRules& by_rules, const Placement* beside_gpu, const PlannedCache& cache) {
+  const PlacedRules placed = beside_gpu ? with_devices(by_rules, *beside_gpu) : by_rules;
   OrderedJson parts = json_of(placed, beside_gpu != nullptr);
   OrderedJson out = {
       {"family", placed.tree.family},
@@ -96,7 +111,7 @@ OrderedJson json_of(const PlacedRules& placed, const Placement* beside_gpu, cons
       {"cache",
        {{"sequences", cache.sequences},
         {"context", cache.context},
-        {"device", beside_gpu ? "cuda:0" : "cpu"},
+        {"device", beside_gpu ? cache_devices(*beside_gpu) : "cpu"},
         {"bytes", cache.bytes}}},
       {"copies", beside_gpu ? copies_json(*beside_gpu) : OrderedJson::array()},
       {"prefill_threshold", 0},

@@ -302,45 +302,97 @@ class RulePlacer {
     }
   }
 
-  // What there is so far: dense parts in one place, routed experts on the CPU, and copies on that GPU.
-  void settle() {
-    std::vector<SaidDevice> dense = beside_, all;
-    for (const LayerDevices& layer : layers_)
-      for (const auto* part : {&layer.dense, &layer.mlp})
-        if (*part) dense.push_back(**part);
-    all = dense;
-    for (const LayerDevices& layer : layers_) {
-      if (layer.experts) all.push_back(*layer.experts);
-      all.insert(all.end(), layer.singles.begin(), layer.singles.end());
-    }
-    const auto on = [](const std::vector<SaidDevice>& those, bool cpu) {
-      return std::ranges::find_if(those, [&](const SaidDevice& one) { return (one.device == "cpu") == cpu; });
+  // Which GPU a device is, or kOnHost.
+  static int number_of(const std::string& device) {
+    return device == "cpu" ? kOnHost : std::stoi(device.substr(device.find(':') + 1));
+  }
+
+  // Where a layer is run: its attention says so, else whatever of it lies on a GPU, else its MLP.
+  static std::optional<SaidDevice> home_of(const LayerDevices& layer) {
+    if (layer.dense) return layer.dense;
+    if (layer.mlp && layer.mlp->device != "cpu") return layer.mlp;
+    if (layer.experts && layer.experts->device != "cpu") return layer.experts;
+    for (const SaidDevice& single : layer.singles)
+      if (single.device != "cpu") return single;
+    return layer.mlp;
+  }
+
+  // An MLP lies where its layer does, and so do routed experts that are on a GPU, so far.
+  void check_home(const LayerDevices& layer, const SaidDevice& home) const {
+    if (layer.mlp && layer.mlp->device != home.device)
+      fail_as(
+          ErrorKind::kUnsupported,
+          "{}: on {}, and {} of the same layer is on {} ({}): dense parts of a layer in two places are not "
+          "there yet",
+          place_of(*layer.mlp), layer.mlp->device, modules()[home.module].name, home.device, label_of(home));
+    const auto check = [&](const SaidDevice& part) {
+      if (part.device != "cpu" && part.device != home.device)
+        fail("{}: on {}, and its layer is on {} ({}): routed experts lie there or on the CPU", place_of(part),
+             part.device, home.device, label_of(home));
     };
-    for (const SaidDevice& one : all)
-      if (one.device != "cpu" && one.device != "cuda:0")
+    if (layer.experts) check(*layer.experts);
+    for (const SaidDevice& single : layer.singles) check(single);
+  }
+
+  // The last norm and the head lie together.
+  std::optional<SaidDevice> head_device() const {
+    for (const SaidDevice& one : beside_)
+      if (one.device != beside_.front().device)
         fail_as(ErrorKind::kUnsupported,
-                "{}: on {}: more than one GPU is not there yet; `rule_devices` cuda=cuda:0 puts all on one, "
-                "cuda=cpu on the CPU",
-                place_of(one), one.device);
-    const auto gpu = on(all, false), cpu = on(dense, true);
-    if (gpu == all.end()) {
-      if (cpu == dense.end()) return;
-      out_.dense = PlacedRules::Dense::kCpu;
-      const bool unsaid = std::ranges::any_of(layers_, [](const LayerDevices& each) { return !each.dense; });
-      if (defaults_.gpu && unsaid)
-        fail_as(
-            ErrorKind::kUnsupported,
-            "{}: on the CPU, and `gpu` has the layers that no rule names: dense parts in two places are not "
-            "there yet",
-            place_of(*cpu));
-      return;
+                "{}: on {}, and {} is on {} ({}): the last norm and the head in two places are not there yet",
+                place_of(one), one.device, modules()[beside_.front().module].name, beside_.front().device,
+                label_of(beside_.front()));
+    return beside_.empty() ? std::nullopt : std::optional(beside_.front());
+  }
+
+  // Whole layers in places: a layer that no rule names follows the last one before it whose rule names a GPU, where one
+  // does.
+  void settle() {
+    std::optional<SaidDevice> gpu, cpu, mlp_alone;
+    const auto see = [&](const SaidDevice& one) {
+      if (one.device == "cpu") {
+        if (!cpu) cpu = one;
+        return kOnHost;
+      }
+      const int number = number_of(one.device);
+      if (!gpu || number > number_of(gpu->device)) gpu = one;
+      return number;
+    };
+    if (const auto head = head_device()) out_.head_on = see(*head);
+    out_.layers_on.assign(layers_.size(), kUndecided);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const std::optional<SaidDevice> home = home_of(layers_[i]);
+      if (!home) continue;
+      check_home(layers_[i], *home);
+      if (!layers_[i].dense && home->device == "cpu" && !mlp_alone) mlp_alone = home;
+      out_.layers_on[i] = see(*home);
     }
-    out_.dense = PlacedRules::Dense::kGpu;
-    out_.gpu_from = place_of(*gpu);
-    if (cpu != dense.end())
+    if (mlp_alone && (gpu || defaults_.gpu))
       fail_as(ErrorKind::kUnsupported,
-              "{}: on the CPU, and {} on {} ({}): dense parts in two places are not there yet",
-              place_of(*cpu), modules()[gpu->module].name, gpu->device, label_of(*gpu));
+              "{}: on the CPU, and no rule has its layer there: dense parts of a layer in two places are not "
+              "there "
+              "yet",
+              place_of(*mlp_alone));
+    if (gpu) {
+      out_.dense = PlacedRules::Dense::kGpu;
+      out_.gpu_from = place_of(*gpu);
+      out_.gpus = number_of(gpu->device) + 1;
+      follow_neighbours();
+    } else if (cpu) {
+      const bool rest = std::ranges::find(out_.layers_on, kUndecided) != out_.layers_on.end();
+      out_.dense = defaults_.gpu && rest ? PlacedRules::Dense::kAsFlagsSay : PlacedRules::Dense::kCpu;
+    }
+  }
+
+  void follow_neighbours() {
+    const auto on_gpu = [](int device) { return device >= 0; };
+    const auto first = std::ranges::find_if(out_.layers_on, on_gpu);
+    if (first == out_.layers_on.end()) return;
+    int last = *first;
+    for (int& device : out_.layers_on) {
+      if (device == kUndecided) device = last;
+      if (device >= 0) last = device;
+    }
   }
 
   void find_experts() {
@@ -351,7 +403,8 @@ class RulePlacer {
       one.rule = own_rule(layer.experts_module);
       if (one.rule < 0 && layer.experts) one.rule = layer.experts->rule;
       one.on_gpu = layer.experts && layer.experts->device != "cpu";
-      one.layer_on_cpu = out_.dense == PlacedRules::Dense::kCpu;
+      one.layer_on_cpu = out_.dense == PlacedRules::Dense::kCpu ||
+                         out_.layers_on[static_cast<size_t>(&layer - layers_.data())] == kOnHost;
       for (const SaidDevice& single : layer.singles)
         if ((single.device != "cpu") != one.on_gpu)
           one.singles.push_back({.expert = modules()[single.module].expert,
@@ -362,15 +415,21 @@ class RulePlacer {
     out_.experts = expert_rules(out_.file, out_.tree, all);
   }
 
+  static std::string device_text(int device) {
+    return device == kUndecided ? "" : device == kOnHost ? "cpu" : text("cuda:{}", device);
+  }
+
   void fill_devices() {
-    const std::string dense = out_.dense == PlacedRules::Dense::kCpu   ? "cpu"
-                              : out_.dense == PlacedRules::Dense::kGpu ? "cuda:0"
-                                                                       : "";
-    for (size_t i = 0; i < modules().size(); ++i)
+    for (size_t i = 0; i < modules().size(); ++i) {
+      const int layer = modules()[i].layer;
+      const int there = out_.dense == PlacedRules::Dense::kCpu ? kOnHost
+                        : layer >= 0                           ? out_.layers_on[static_cast<size_t>(layer)]
+                                                               : out_.head_on;
       out_.modules[i].device = modules()[i].kind == ModuleKind::kEmbedding ? "host"
-                               : whole_on_gpu_.contains(i)                 ? "cuda:0"
+                               : whole_on_gpu_.contains(i)                 ? device_text(there)
                                : modules()[i].part == ModulePart::kExperts ? "cpu"
-                                                                           : dense;
+                                                                           : device_text(there);
+    }
   }
 
   // A module's own device, else that of its part of the layer.
@@ -419,6 +478,16 @@ class RulePlacer {
 };
 
 }  // namespace
+
+PlacedRules with_devices(PlacedRules placed, const Placement& beside_gpu) {
+  for (size_t i = 0; i < placed.modules.size(); ++i) {
+    if (!placed.modules[i].device.empty()) continue;
+    const int layer = placed.tree.modules[i].layer;
+    placed.modules[i].device = beside_gpu.device_of(
+        layer < 0 ? beside_gpu.head.place : beside_gpu.layers[static_cast<size_t>(layer)].dense.place);
+  }
+  return placed;
+}
 
 LinearFormats PlacedRules::linear_formats() const {
   LinearFormats out;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/expert_order.h"
+#include "models/placement.h"
 #include "models/rule_matches.h"
 #include "weights/requantise.h"
 
@@ -35,15 +36,20 @@ struct PlacedModule {
 };
 
 struct PlacedRules {
-  enum class Dense : uint8_t { kAsFlagsSay, kCpu, kGpu };  // all layers without routed experts, and the head
+  // Layers without routed experts, and the head: kGpu where a rule names one for any of them.
+  enum class Dense : uint8_t { kAsFlagsSay, kCpu, kGpu };
 
   RuleFile file;
   ModuleTree tree;
   RuleMatches matches;
   std::vector<PlacedModule> modules = {};  // of the tree's
   Dense dense = Dense::kAsFlagsSay;
+  // Of kGpu: by layer which GPU, kOnHost or kUndecided (models/placement.h), the same of the head, and how many GPUs.
+  std::vector<int> layers_on = {};
+  int head_on = kUndecided;
+  int gpus = 0;
   std::vector<ExpertRule> experts = {};  // that a GPU holds
-  std::string gpu_from = {};             // who names cuda:0 first: "FILE:4: rule 2: model.layers.0.self_attn"
+  std::string gpu_from = {};  // who names the last of them: "FILE:4: rule 2: model.layers.0.self_attn"
   std::vector<std::string> notes =
       {};  // what of the rules has no meaning here, or not the one they mean; a line each
 
@@ -55,6 +61,9 @@ struct PlacedRules {
 // each with the rule's place and the module: as match_rules(); devices, formats and arguments that a model cannot be
 // placed by; Error(kUnsupported): those that are not there yet.
 PlacedRules place_by_rules(RuleFile file, ModuleTree tree, const RuleDefaults& defaults);
+
+// The same with devices where rules have none, as a placement has them.
+PlacedRules with_devices(PlacedRules placed, const Placement& beside_gpu);
 
 // Notes, and idle rules in one line, for whoever loads a model by them.
 std::vector<std::string> rule_notes(const PlacedRules& placed);

@@ -108,8 +108,28 @@ TEST(PlacedRules, DenseParts) {
   EXPECT_EQ(dense({"experts$=cpu"}, true), PlacedRules::Dense::kAsFlagsSay);
   EXPECT_EQ(dense({"layers\\.0\\.self_attn=cuda"}, false), PlacedRules::Dense::kGpu);
   EXPECT_EQ(dense({"layers\\.0\\.self_attn=cpu"}, false), PlacedRules::Dense::kCpu);
-  EXPECT_THAT(error_of([&] { dense({"layers\\.0\\.self_attn=cpu"}, true); }),
-              HasSubstr("model.layers.0.self_attn: on the CPU, and `gpu` has the layers that no rule names"));
+  EXPECT_EQ(dense({"layers\\.0\\.self_attn=cpu"}, true), PlacedRules::Dense::kAsFlagsSay);
+  EXPECT_EQ(dense({"layers=cpu", "lm_head=cpu"}, true), PlacedRules::Dense::kCpu);
+  EXPECT_THAT(error_of([&] { dense({"layers\\.0\\.mlp\\.shared_expert\\.=cpu"}, true); }),
+              HasSubstr("dense parts of a layer in two places are not there yet"));
+}
+
+TEST(PlacedRules, WholeLayers) {
+  const auto placed = [](const std::vector<std::string>& place, bool gpu) {
+    return place_by_rules(rules_of(place), stored_tree("bf16", "bf16"), {.gpu = gpu});
+  };
+  EXPECT_THAT(placed({"layers\\.0=cpu"}, true).layers_on, ElementsAre(kOnHost, kUndecided));
+  const PlacedRules split = placed({"layers\\.0$=cpu", "layers\\.1$=cuda:2", "lm_head=cpu"}, false);
+  EXPECT_THAT(split.layers_on, ElementsAre(kOnHost, 2));
+  EXPECT_EQ(split.head_on, kOnHost);
+  EXPECT_EQ(split.gpus, 3);
+  EXPECT_THAT(split.gpu_from, HasSubstr("model.layers.1"));
+  // Who is not named follows the last one before it that is, or the first.
+  EXPECT_THAT(placed({"layers\\.1$=cuda:1"}, false).layers_on, ElementsAre(1, 1));
+  EXPECT_THAT(placed({"layers\\.1\\.mlp\\.experts$=cuda:1"}, true).layers_on, ElementsAre(1, 1));
+  EXPECT_EQ(placed({"experts$=cpu"}, true).head_on, kUndecided);
+  EXPECT_THAT(error_of([&] { placed({"norm$=cuda", "lm_head=cpu"}, true); }),
+              HasSubstr("the last norm and the head in two places are not there yet"));
 }
 
 TEST(PlacedRules, Table) {

@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "models/layer_split.h"
 
 namespace kt::inline models {
 namespace {
@@ -45,7 +46,7 @@ std::string device_text(const DevicePlacement& device) {
 }
 
 DevicePlacement allowed_on(const DeviceMemory& device, const PlacementWish& wish) {
-  DevicePlacement out{.place = {.kind = Place::Kind::kGpu, .index = device.index},
+  DevicePlacement out{.place = {.kind = Place::Kind::kGpu, .index = device.index, .share = device.share},
                       .name = device.name,
                       .free = device.free,
                       .taken = device.taken,
@@ -135,9 +136,10 @@ size_t longest_that_fits(const PlacementSizes& sizes, const std::vector<ExpertOf
 
 class HotChooser {
  public:
+  // Of the layers that are `mine`.
   HotChooser(const PlacementSizes& sizes, const PlacementWish& wish, uint64_t left,
-             const DevicePlacement& device)
-      : sizes_(sizes), wish_(wish), device_(device), left_(left) {
+             const DevicePlacement& device, const std::vector<bool>& mine)
+      : sizes_(sizes), wish_(wish), device_(device), mine_(mine), left_(left) {
     out_.decided_by.resize(sizes.layers.size());
   }
 
@@ -145,7 +147,7 @@ class HotChooser {
   HotChoice choose() {
     std::vector<int> others;
     for (size_t i = 0; i < sizes_.layers.size(); ++i)
-      if (sizes_.layers[i].experts > 0 && !is_ruled(static_cast<int>(i)))
+      if (mine_[i] && sizes_.layers[i].experts > 0 && !is_ruled(static_cast<int>(i)))
         others.push_back(static_cast<int>(i));
     for (const bool automatic : {false, true})
       for (const ExpertRule& rule : wish_.ruled)
@@ -237,6 +239,7 @@ class HotChooser {
   const PlacementSizes& sizes_;
   const PlacementWish& wish_;
   const DevicePlacement& device_;
+  const std::vector<bool>& mine_;
   uint64_t left_;
   HotChoice out_;
 };
@@ -286,14 +289,15 @@ int Placement::routed_layers() const {
       std::ranges::count_if(layers, [](const LayerPlacement& each) { return each.experts > 0; }));
 }
 
-Placement decide_placement(const PlacementSizes& sizes, const PlacementWish& wish) {
-  if (wish.devices.size() != 1) fail("a placement on {} GPUs: one is needed", wish.devices.size());
-  if (wish.use.sequences < 1 || wish.use.context < 1)
-    fail("a placement for {} sequences of {} tokens", wish.use.sequences, wish.use.context);
+namespace {
+
+// Of the wish's first device, which has the layers that are `mine`; the others' dense parts have no bytes.
+Placement decide_on_one(const PlacementSizes& sizes, const PlacementWish& wish,
+                        const std::vector<bool>& mine) {
   const DevicePlacement device = allowed_on(wish.devices.front(), wish);
   const FixedBytes fixed = fixed_bytes(sizes, wish, wish.devices.front());
   check_fixed(sizes, wish, fixed, device);
-  const HotChoice hot = HotChooser(sizes, wish, device.allowed - fixed.sum(), device).choose();
+  const HotChoice hot = HotChooser(sizes, wish, device.allowed - fixed.sum(), device, mine).choose();
 
   Placement out{.model = sizes.model,
                 .sequences = wish.use.sequences,
@@ -319,6 +323,95 @@ Placement decide_placement(const PlacementSizes& sizes, const PlacementWish& wis
   return out;
 }
 
+// What one device has of a model, as if there were nothing else.
+PlacementSizes share_of(const PlacementSizes& sizes, const std::vector<bool>& mine, bool head) {
+  PlacementSizes out = sizes;
+  for (size_t i = 0; i < out.layers.size(); ++i)
+    if (!mine[i])
+      out.layers[i].dense = out.layers[i].page = out.layers[i].page_int8 = out.layers[i].state = 0;
+  if (!head) out.head = 0;
+  return out;
+}
+
+std::vector<bool> layers_of(const LayerSplit& split, int device) {
+  std::vector<bool> out;
+  for (const int at : split.layers) out.push_back(at == device);
+  return out;
+}
+
+// One device's part of a wish: rules of experts are of its layers alone.
+PlacementWish wish_of(const PlacementWish& wish, size_t device, const std::vector<bool>& mine) {
+  PlacementWish out = wish;
+  out.devices = {wish.devices[device]};
+  for (ExpertRule& rule : out.ruled)
+    std::erase_if(rule.layers, [&](int layer) { return !mine[static_cast<size_t>(layer)]; });
+  std::erase_if(out.ruled, [](const ExpertRule& rule) { return rule.layers.empty(); });
+  return out;
+}
+
+// Layers that no device has: they run and are kept where the experts are.
+void put_on_host(LayerPlacement& layer) {
+  for (PlacedPart* part : {&layer.dense, &layer.cache, &layer.states}) {
+    part->place = kHost;
+    part->decided_by = "`rules`";
+  }
+  layer.hot.clear();
+  layer.copies = {};
+}
+
+Placement decide_on_several(const PlacementSizes& sizes, const PlacementWish& wish) {
+  std::vector<DevicePlacement> devices;
+  for (const DeviceMemory& device : wish.devices) devices.push_back(allowed_on(device, wish));
+  const LayerSplit split = split_layers(sizes, wish, devices);
+  std::vector<Placement> parts;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const int device = static_cast<int>(i);
+    const std::vector<bool> mine = layers_of(split, device);
+    PlacementSizes share = share_of(sizes, mine, split.head == device);
+    if (std::ranges::find(mine, true) == mine.end() && split.head != device) share.workspace = 0;
+    parts.push_back(decide_on_one(share, wish_of(wish, i, mine), mine));
+  }
+  Placement out = parts.front();
+  out.devices = std::move(devices);
+  const Place head = split.head == kOnHost ? kHost : out.devices[static_cast<size_t>(split.head)].place;
+  out.head = {head, sizes.head, split.head == kOnHost ? "`rules`" : "`gpu`"};
+  out.host_workspace.bytes = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (i > 0 && parts[i].workspace.bytes > 0) out.more_workspaces.push_back(parts[i].workspace);
+    if (parts[i].workspace.bytes > 0) out.host_workspace.bytes += sizes.host_workspace;
+  }
+  const std::vector<bool> on_host = layers_of(split, kOnHost);
+  if (std::ranges::find(on_host, true) != on_host.end() || split.head == kOnHost)
+    out.more_workspaces.push_back({kHost, sizes.workspace + sizes.host_workspace, "run by the CPU"});
+  for (size_t i = 0; i < out.layers.size(); ++i) {
+    const int device = split.layers[i];
+    if (device >= 0) {
+      out.layers[i] = parts[static_cast<size_t>(device)].layers[i];
+      continue;
+    }
+    out.layers[i] = place_layer(sizes, wish, static_cast<int>(i), kHost);
+    put_on_host(out.layers[i]);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string Placement::device_of(const Place& place) const {
+  const auto found = std::ranges::find(devices, place, &DevicePlacement::place);
+  return found == devices.end() ? "cpu" : text("cuda:{}", found - devices.begin());
+}
+
+Placement decide_placement(const PlacementSizes& sizes, const PlacementWish& wish) {
+  if (wish.devices.empty()) fail("a placement on no GPU: one is needed at least");
+  if (wish.use.sequences < 1 || wish.use.context < 1)
+    fail("a placement for {} sequences of {} tokens", wish.use.sequences, wish.use.context);
+  const auto elsewhere = [](int device) { return device != 0 && device != kUndecided; };
+  if (wish.devices.size() == 1 && std::ranges::none_of(wish.layers_on, elsewhere) && !elsewhere(wish.head_on))
+    return decide_on_one(sizes, wish, std::vector<bool>(sizes.layers.size(), true));
+  return decide_on_several(sizes, wish);
+}
+
 std::vector<PlaceBytes> bytes_by_place(const Placement& placement) {
   std::vector<PlaceBytes> out;
   const auto add = [&](const Place& place, uint64_t bytes) {
@@ -335,6 +428,7 @@ std::vector<PlaceBytes> bytes_by_place(const Placement& placement) {
   }
   for (const PlacedPart* part : {&placement.head, &placement.workspace, &placement.host_workspace})
     add(part->place, part->bytes);
+  for (const PlacedPart& part : placement.more_workspaces) add(part.place, part.bytes);
   return out;
 }
 

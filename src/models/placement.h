@@ -1,4 +1,4 @@
-// What of a model lies where, beside one GPU: a value made from sizes alone, before any byte is read. describe ->
+// What of a model lies where, beside GPUs: a value made from sizes alone, before any byte is read. describe ->
 // decide -> load: PlacementSizes say what there is, PlacementWish what was asked for, and the loader, estimates and
 // reports read the Placement and nothing else. Every part has a place, its bytes and who decided. No weights, no
 // device.
@@ -39,14 +39,21 @@ struct PlacementSizes {
 // A GPU as it is now.
 struct DeviceMemory {
   int index = 0;
+  int share = 0;          // Place's, of a GPU that is named several times: `free` is this one's share
   std::string name = {};  // "NVIDIA H200"
   uint64_t free = 0;      // for this process to take
   uint64_t taken = 0;     // by this process already: the driver's context and kernels; not part of `free`
 };
 
+inline constexpr int kOnHost = -1, kUndecided = -2;
+
 struct PlacementWish {
-  std::vector<DeviceMemory> devices = {};  // one, so far
-  // All that the process may take of a device, what is taken included, and who says so; 0: free less 5 %.
+  std::vector<DeviceMemory> devices = {};  // one at least; layers go to them in this order
+  // By layer, what rules say: one of the devices, kOnHost, or kUndecided, as those behind the end are. With several
+  // devices memory decides the rest, and the head goes with the last layer.
+  std::vector<int> layers_on = {};
+  int head_on = kUndecided;
+  // All that the process may take of each device, what is taken included, and who says so; 0: free less 5 %.
   uint64_t gpu_memory = 0;
   std::string gpu_memory_from = "`gpu_memory`";
   MemoryRequest use = {};  // sequences and their context
@@ -95,13 +102,16 @@ struct Placement {
   int page_tokens = 0;
   std::vector<LayerPlacement> layers;
   PlacedPart embedding, head, workspace, host_workspace;
-  std::vector<DevicePlacement> devices;  // what the process has taken of them is a part of its own
+  std::vector<PlacedPart> more_workspaces = {};  // of the devices behind the first, and of layers on the host
+  std::vector<DevicePlacement> devices;          // what the process has taken of them is a part of its own
   bool operator==(const Placement&) const = default;
 
   int64_t hot_experts() const;  // of all layers
   int64_t all_experts() const;
   std::vector<std::vector<int>> hot() const;  // layer by layer, as TransformerOptions take them
   int routed_layers() const;
+  // "cuda:1", by the order of devices; "cpu" of the host.
+  std::string device_of(const Place& place) const;
 };
 
 // Error(kMemory) in one line: what does not fit, by how much, and what to try. Error(kInput): statistics of another

@@ -181,7 +181,7 @@ TEST(Placement, MoreExpertsThanFitAreRefusedWithNumbers) {
 TEST(Placement, WhatIsNoWish) {
   PlacementWish none = wish(0);
   none.devices.clear();
-  EXPECT_EQ(refusal(small(), none, ErrorKind::kInput), "a placement on 0 GPUs: one is needed");
+  EXPECT_EQ(refusal(small(), none, ErrorKind::kInput), "a placement on no GPU: one is needed at least");
   PlacementWish empty = wish(0);
   empty.use.context = 0;
   EXPECT_EQ(refusal(small(), empty, ErrorKind::kInput), "a placement for 1 sequences of 0 tokens");

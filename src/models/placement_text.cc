@@ -102,6 +102,7 @@ std::string describe(const Placement& placement) {
   add_layer_parts(table, placement, "  hot copies", &LayerPlacement::copies, hot);
   add_part(table, "head", placement.head);
   add_part(table, "workspace", placement.workspace);
+  for (const PlacedPart& part : placement.more_workspaces) add_part(table, "workspace", part);
   add_part(table, "workspace", placement.host_workspace);
   for (const DevicePlacement& device : placement.devices)
     add_part(table, "driver", {device.place, device.taken, "context and kernels"});
@@ -141,6 +142,11 @@ OrderedJson json_of(const Placement& placement) {
   out["head"] = part_json(placement.head);
   out["workspace"] = part_json(placement.workspace);
   out["host_workspace"] = part_json(placement.host_workspace);
+  if (!placement.more_workspaces.empty()) {
+    out["more_workspaces"] = OrderedJson::array();
+    for (const PlacedPart& part : placement.more_workspaces)
+      out["more_workspaces"].push_back(part_json(part));
+  }
   out["layers"] = OrderedJson::array();
   for (const LayerPlacement& layer : placement.layers) out["layers"].push_back(layer_json(layer));
   return out;

@@ -38,10 +38,11 @@ std::vector<float> answers_of(Transformer& model) {
     model.forward(*cache, inputs, out.data() + out.size() - rows * static_cast<size_t>(model.spec().vocab));
   };
   const auto piece = [&](size_t who, int from, int count, Logits logits) {
-    return SequenceInput{.tokens = std::span(texts[who]).subspan(static_cast<size_t>(from), static_cast<size_t>(count)),
-                         .position = from,
-                         .pages = pages[who].data(),
-                         .logits = logits};
+    return SequenceInput{
+        .tokens = std::span(texts[who]).subspan(static_cast<size_t>(from), static_cast<size_t>(count)),
+        .position = from,
+        .pages = pages[who].data(),
+        .logits = logits};
   };
   step({piece(0, 0, 40, Logits::kNone)});
   step({piece(0, 40, 35, Logits::kLast), piece(1, 0, 6, Logits::kAll)});

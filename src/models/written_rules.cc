@@ -88,7 +88,8 @@ class RuleWriter {
     if (module.kind == ModuleKind::kExperts) {
       std::string ids;
       for (const int id : module.on_gpu) ids += text("{}{}", ids.empty() ? "" : ", ", id);
-      const bool counted = decided_.beside_gpu && module.device == "cpu";
+      const bool counted =
+          decided_.beside_gpu && module.device == "cpu" && layers_.at(module.layer)->device != "cpu";
       return device(module) + format(module) + (counted ? text(", gpu_experts: [{}]", ids) : "");
     }
     if (!elsewhere && !rounded) return "";

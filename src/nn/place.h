@@ -9,11 +9,12 @@ namespace kt::inline nn {
 struct Place {
   enum class Kind : uint8_t { kNode, kGpu, kLink } kind = Kind::kNode;
   int index = -1;  // of nodes, -1: the host as a whole, wherever the operating system put it
+  int share = 0;   // of a GPU that is used as several: which of them
   bool operator==(const Place&) const = default;
 };
 
 inline constexpr Place kHost{};
 
-std::string name_of(const Place& place);  // "host", "node 0", "GPU 1", "link 1"
+std::string name_of(const Place& place);  // "host", "node 0", "GPU 1", "GPU 1 #2", "link 1"
 
 }  // namespace kt::inline nn

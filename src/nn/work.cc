@@ -14,7 +14,8 @@ double seconds(double amount, double rate) { return rate > 0 ? amount / rate : 0
 std::string name_of(const Place& place) {
   switch (place.kind) {
     case Place::Kind::kGpu:
-      return text("GPU {}", place.index);
+      return place.share == 0 ? text("GPU {}", place.index)
+                              : text("GPU {} #{}", place.index, place.share + 1);
     case Place::Kind::kLink:
       return text("link {}", place.index);
     case Place::Kind::kNode:

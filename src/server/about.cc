@@ -65,14 +65,28 @@ double seconds_waiting(const StepTotals& totals) {
   return 0;
 }
 
-// What the process's GPU has and does: null without one, and of one that was lost.
+// Each once; none where one was lost.
+std::vector<std::shared_ptr<const Gpu>> gpus_of(Service& service) {
+  std::vector<std::shared_ptr<const Gpu>> out;
+  if (lost_gpu()) return out;
+  for (const auto& gpu : service.model().gpus())
+    if (std::ranges::find(out, gpu) == out.end()) out.push_back(gpu);
+  return out;
+}
+
+// What the process's GPUs have and do: null without one, and of those of which one was lost.
 OrderedJson gpu_json(Service& service) {
-  const Gpu* const gpu = service.model().gpu();
-  if (!gpu || lost_gpu()) return nullptr;
-  OrderedJson out{{"name", gpu->facts().describe()},
-                  {"memory", gpu->facts().memory},
-                  {"free", gpu->free_memory()},
-                  {"held", gpu->held_memory()}};
+  const std::vector<std::shared_ptr<const Gpu>> gpus = gpus_of(service);
+  if (gpus.empty()) return nullptr;
+  std::string names;
+  uint64_t memory = 0, free = 0, held = 0;
+  for (const auto& gpu : gpus) {
+    names += (names.empty() ? "" : ", ") + gpu->facts().describe();
+    memory += gpu->facts().memory;
+    free += gpu->free_memory();
+    held += gpu->held_memory();
+  }
+  OrderedJson out{{"name", names}, {"memory", memory}, {"free", free}, {"held", held}};
   if (const ExpertCounts* counts = service.runner().expert_counts()) {
     uint64_t all = 0;
     for (const uint64_t count : counts->snapshot()) all += count;
@@ -142,18 +156,21 @@ void write_speed(MetricsText& out, Service& service) {
   out.head("kt_step_part_seconds_total", "Time in steps, by operation.", "counter");
   for (const StepPart& part : totals.parts)
     out.sample("kt_step_part_seconds_total", text("{{part=\"{}\"}}", part.name), part.seconds);
-  if (const Gpu* const gpu = service.model().gpu(); gpu && !lost_gpu()) {
-    out.head(
-        "kt_gpu_memory_bytes",
-        "Memory of the GPU: all of it, what is free, and what weights, cache and workspace of this process "
-        "hold.",
-        "gauge");
-    out.sample("kt_gpu_memory_bytes", "{kind=\"total\"}", static_cast<double>(gpu->facts().memory));
-    out.sample("kt_gpu_memory_bytes", "{kind=\"free\"}", static_cast<double>(gpu->free_memory()));
-    out.sample("kt_gpu_memory_bytes", "{kind=\"held\"}", static_cast<double>(gpu->held_memory()));
+  const std::vector<std::shared_ptr<const Gpu>> gpus = gpus_of(service);
+  if (!gpus.empty())
+    out.head("kt_gpu_memory_bytes", "Memory of the GPU: all of it, what is free, and what weights, cache and workspace of this process hold.", "gauge");
+  for (const auto& gpu : gpus) {
+    const std::string which = gpus.size() > 1 ? text("gpu=\"{}\",", gpu->facts().number) : "";
+    out.sample("kt_gpu_memory_bytes", text("{{{}kind=\"total\"}}", which),
+               static_cast<double>(gpu->facts().memory));
+    out.sample("kt_gpu_memory_bytes", text("{{{}kind=\"free\"}}", which),
+               static_cast<double>(gpu->free_memory()));
+    out.sample("kt_gpu_memory_bytes", text("{{{}kind=\"held\"}}", which),
+               static_cast<double>(gpu->held_memory()));
+  }
+  if (!gpus.empty())
     out.counter("kt_gpu_waited_for_seconds_total", "Time that the CPU waited for the GPU.",
                 seconds_waiting(totals));
-  }
   const ExpertCounts* counts = service.runner().expert_counts();
   if (!counts) return;
   const ExpertUse use = service.monitor().experts_used();

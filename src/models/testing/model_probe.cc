@@ -10,8 +10,8 @@
 // all). The cache is f32 with f32 activations and bf16 with others unless --kv says otherwise; --weights,
 // --format, --linear-format and rules are those of kt generate; --shards are slices of every expert, as if there
 // were so many NUMA nodes; --hot N gives copies of every Nth expert of each layer to the GPU; --split 0=2,cpu=1,1=3 has
-// two layers on GPU 0, one on the CPU and three on GPU 1, each with operations of its own, the last with the head; of the
-// adapters --use N runs with the Nth.
+// two layers on GPU 0, one on the CPU and three on GPU 1, each with operations of its own, the last with the head; of
+// the adapters --use N runs with the Nth.
 #include <cstdio>
 #include <cstring>
 #include <iostream>
