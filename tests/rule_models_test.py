@@ -334,7 +334,8 @@ REFUSED = {
     # Valid, and not there yet.
     "the head beside its norm": (one("name: '^model.norm$'", "kwargs: {device: cuda}")
                                  + one("name: lm_head", "kwargs: {device: cpu}"), 4,
-                                 "the last norm and the head in two places are not there yet"),
+                                 ":3: rule 2: lm_head: on cpu, and model.norm is on cuda:0 (rule 1, line 1): the last "
+                                 "norm and the head in two places are not there yet"),
     "a shared expert on the CPU": (one(ATTENTION, "kwargs: {device: cuda}")
                                    + one("name: shared_experts", "kwargs: {device: cpu}"), 4,
                                    ":3: rule 2: model.layers.1.mlp.shared_experts: on cpu, and "
