@@ -98,9 +98,11 @@ void GpuUseFlags::add_to(CLI::App& verb) {
       verb.add_option("--expert-statistics,--init-expert-location", statistics,
                       "How often each expert was chosen: JSON or a torch file, as SGLang's recorder and "
                       "kt_kernel write them"),
-      verb.add_option("--gpu-prefill-threshold,--kt-gpu-prefill-token-threshold,--kt-gpu-prefill-threshold", prefill_from,
-                      "Prompts: from how many tokens of a step on routed experts pass through the GPU, over the "
-                      "link, instead of staying on the CPU; auto: from where that is faster, measured at the start")
+      verb.add_option(
+              "--gpu-prefill-threshold,--kt-gpu-prefill-token-threshold,--kt-gpu-prefill-threshold",
+              prefill_from,
+              "Prompts: from how many tokens of a step on routed experts pass through the GPU, over the "
+              "link, instead of staying on the CPU; auto: from where that is faster, measured at the start")
           ->type_name("N|auto|off")
           ->check(readable(prefill_threshold_problem, "N|auto|off", "threshold"))
           ->capture_default_str(),

@@ -46,8 +46,8 @@ bool has_kernel(std::string_view module, std::string_view kernel) {
 // Errors that a context does not recover from: hardware and kernels that failed.
 bool for_good(CudaResult result) {
   // Of the first hundred two say what is page-locked already, and what is not.
-  return (result >= 700 && result < 800 && result != 712 && result != 713) || result == 214 || result == 220 || result == 221 ||
-         result == 226 || result == 999;
+  return (result >= 700 && result < 800 && result != 712 && result != 713) || result == 214 ||
+         result == 220 || result == 221 || result == 226 || result == 999;
 }
 
 struct LostGpu {

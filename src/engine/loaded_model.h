@@ -21,8 +21,10 @@ class LoadedModel : public DescribedModel {
   const std::shared_ptr<Pool>& pool() const { return pool_; }                    // its workers on the CPU
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }  // OpenedModel's
   int max_tokens() const;                                                        // of one step
-  int shared_tokens() const { return shared_tokens_; }  // of one that somebody's answer is in (SchedulerOptions)
-  double stored_bytes() const;                          // of the weights, in the formats' own bytes
+  int shared_tokens() const {
+    return shared_tokens_;
+  }  // of one that somebody's answer is in (SchedulerOptions)
+  double stored_bytes() const;  // of the weights, in the formats' own bytes
 
   const std::string& experts_dialect() const { return dialect_; }  // OpenedModel's
   const std::vector<std::string>& adapters() const {

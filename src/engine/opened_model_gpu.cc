@@ -232,10 +232,11 @@ uint64_t OpenedModel::stream_bytes() const {
   const PlacementOptions& how = options_.placement;
   uint64_t least = kShareOfStream * kMostStream;
   for (size_t i = 0; i < gpus_.size(); ++i)
-    least = std::min(least, how.gpu_memory > 0 ? how.gpu_memory
-                            : how.share > 0
-                                ? static_cast<uint64_t>(how.share * static_cast<double>(gpus_[i]->facts().memory))
-                                : devices_[i].free);
+    least =
+        std::min(least, how.gpu_memory > 0 ? how.gpu_memory
+                        : how.share > 0
+                            ? static_cast<uint64_t>(how.share * static_cast<double>(gpus_[i]->facts().memory))
+                            : devices_[i].free);
   return std::max(least / kShareOfStream, kLeastStream);
 }
 

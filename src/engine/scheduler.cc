@@ -338,8 +338,9 @@ void Scheduler::run_planned() {
     for (Job* job : planned) finish_with_error(*job, error);
     return;
   }
-  if (const auto fed = std::accumulate(step_.begin(), step_.end(), size_t{0},
-                                       [](size_t sum, const StepSequence& each) { return sum + each.tokens.size(); });
+  if (const auto fed =
+          std::accumulate(step_.begin(), step_.end(), size_t{0},
+                          [](size_t sum, const StepSequence& each) { return sum + each.tokens.size(); });
       options_.shared_tokens > 0 && fed >= static_cast<size_t>(options_.shared_tokens))
     token_seconds_ = std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(fed);
   picks_.clear();

@@ -11,7 +11,8 @@ namespace {
 
 class Splitter {
  public:
-  Splitter(const PlacementSizes& sizes, const PlacementWish& wish, const std::vector<DevicePlacement>& allowed)
+  Splitter(const PlacementSizes& sizes, const PlacementWish& wish,
+           const std::vector<DevicePlacement>& allowed)
       : sizes_(sizes), wish_(wish), said_(wish.layers_on) {
     said_.resize(sizes.layers.size(), kUndecided);
     for (const DevicePlacement& device : allowed) {

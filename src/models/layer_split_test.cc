@@ -50,8 +50,10 @@ std::vector<int> devices_of_layers(const Placement& placed) {
 
 TEST(LayerSplit, SharesFollowMemory) {
   const PlacementSizes sizes = layers_alike(6);
-  EXPECT_THAT(devices_of_layers(decide_placement(sizes, on_cards({1000, 1000}))), ElementsAre(0, 0, 0, 1, 1, 1));
-  EXPECT_THAT(devices_of_layers(decide_placement(sizes, on_cards({1000, 500}))), ElementsAre(0, 0, 0, 0, 1, 1));
+  EXPECT_THAT(devices_of_layers(decide_placement(sizes, on_cards({1000, 1000}))),
+              ElementsAre(0, 0, 0, 1, 1, 1));
+  EXPECT_THAT(devices_of_layers(decide_placement(sizes, on_cards({1000, 500}))),
+              ElementsAre(0, 0, 0, 0, 1, 1));
   EXPECT_THAT(devices_of_layers(decide_placement(sizes, on_cards({600, 600, 600}))),
               ElementsAre(0, 0, 1, 1, 2, 2));
 }
@@ -112,7 +114,8 @@ TEST(LayerSplit, RulesSayWhereLayersAre) {
   EXPECT_EQ(decide_placement(layers_alike(6), asked).head.place, kHost);
   asked = on_cards({1000});
   asked.layers_on = {0, 0, 0, kOnHost, 0, 0};
-  EXPECT_THAT(devices_of_layers(decide_placement(layers_alike(6), asked)), ElementsAre(0, 0, 0, kOnHost, 0, 0));
+  EXPECT_THAT(devices_of_layers(decide_placement(layers_alike(6), asked)),
+              ElementsAre(0, 0, 0, kOnHost, 0, 0));
 }
 
 TEST(LayerSplit, RulesOfExpertsAreEachDevicesOwn) {

@@ -91,8 +91,8 @@ void GpuExperts::hold(const GpuMemory& in, const Experts& from, std::span<const 
                             .gate_bias = biases(shard.gate_bias, shard.width()),
                             .up_bias = biases(shard.up_bias, shard.width())});
   }
-  held_.slots = reinterpret_cast<const int32_t*>(
-      keep(in.hold(slots.data(), slots.size() * sizeof(int32_t), what)));
+  held_.slots =
+      reinterpret_cast<const int32_t*>(keep(in.hold(slots.data(), slots.size() * sizeof(int32_t), what)));
   held_.down_bias = biases(from.state().down_bias, from.shape().hidden);
 }
 

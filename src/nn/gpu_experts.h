@@ -16,7 +16,8 @@ namespace kt::inline nn {
 // reads the expert from the GPU's caches again, and few share one. Larger ones, prompts, sort pairs by expert and round
 // to bf16; where precision does not allow that they leave all experts to the CPU.
 inline constexpr int kMostHotTokens = 64;
-inline constexpr int kRoundTokens = 512;  // of a prompt at once, where there are few copies: scratch is for as many
+inline constexpr int kRoundTokens =
+    512;  // of a prompt at once, where there are few copies: scratch is for as many
 
 class GpuExperts {
  public:

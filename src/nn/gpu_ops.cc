@@ -47,7 +47,8 @@ std::unique_ptr<PlacedExperts> GpuOps::make_experts(const ExpertsShape& shape, c
     if (large && out->hot.takes_many() && out->hot.count() < shape.experts)
       out->sent = std::make_shared<const SentExperts>(options_.gpu, out->experts());
     if (out->sent && !out->sent->why().empty())
-      log_once(LogLevel::kWarning, "prompts' experts are copied to page-locked memory before they pass to the GPU: {}",
+      log_once(LogLevel::kWarning,
+               "prompts' experts are copied to page-locked memory before they pass to the GPU: {}",
                out->sent->why());
     sent_.add(out->sent.get());
     routed_.push_back(out.get());

@@ -25,7 +25,8 @@ struct GpuOpsOptions {
   size_t stream_bytes = 0;
 };
 
-// Of a layer's experts: smaller ones are in the CPU's caches, and pass through the GPU only if somebody says from where.
+// Of a layer's experts: smaller ones are in the CPU's caches, and pass through the GPU only if somebody says from
+// where.
 inline constexpr size_t kLeastPassed = size_t{16} << 20;
 
 std::unique_ptr<Ops> make_gpu_ops(std::shared_ptr<Pool> pool, GpuOpsOptions options);

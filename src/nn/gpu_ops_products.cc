@@ -12,7 +12,7 @@ constexpr int kProductRows = 8;
 // Row blocks of matrices that are multiplied with few rows, of which as many blocks run side by side as large GPUs have
 // places for; of more a block takes two at once, and reads x once for both.
 constexpr int64_t kSideBySide = 264;
-constexpr int kLogitRows = 64;  // of the head at once
+constexpr int kLogitRows = 64;      // of the head at once
 constexpr int kMeasuredChosen = 8;  // experts of a token, where the pool's speed is measured
 
 // How a product of so many rows is launched.
@@ -243,7 +243,8 @@ void GpuOps::pass_experts(const GpuRoutedExperts& placed, const RunExperts& args
   sent_.take(static_cast<size_t>(layer_), *stream_, run);
 }
 
-// Of the first layer that is sent: its way over the link, and what the pool takes for tokens that go to experts by turns.
+// Of the first layer that is sent: its way over the link, and what the pool takes for tokens that go to experts by
+// turns.
 void GpuOps::measure_passing() {
   const size_t layer = sent_.first();
   const Experts& experts = routed_[layer]->experts();
@@ -261,7 +262,8 @@ void GpuOps::measure_passing() {
   };
   const auto host = [&](int tokens) {
     const int top_k = std::min(kMeasuredChosen, shape.experts);
-    const auto pairs = static_cast<size_t>(tokens * top_k), numbers = static_cast<size_t>(tokens * shape.hidden);
+    const auto pairs = static_cast<size_t>(tokens * top_k),
+               numbers = static_cast<size_t>(tokens * shape.hidden);
     std::vector<int32_t> ids(pairs);
     for (size_t i = 0; i < pairs; ++i) ids[i] = static_cast<int32_t>(i % static_cast<size_t>(shape.experts));
     const std::vector<float> weights(pairs, 1.0f), x(numbers, 1.0f);

@@ -171,8 +171,9 @@ class GpuOps final : public Ops {
     int top_k;
     RouteWatch* watch;
     size_t watched;
-    int64_t ids_of;             // GpuExchange::ids()
-    const SentExperts* passed;  // null: not those that pass through the GPU; else ids are chosen_of() the layer
+    int64_t ids_of;  // GpuExchange::ids()
+    const SentExperts*
+        passed;  // null: not those that pass through the GPU; else ids are chosen_of() the layer
   };
   struct RowRange {
     int first, count;
@@ -277,9 +278,9 @@ class GpuOps final : public Ops {
   ExpertStream sent_;
   std::vector<const GpuRoutedExperts*> routed_;  // by layer
   int pass_from_ = std::numeric_limits<int>::max();
-  bool passing_ = false;                         // experts of this step
-  std::vector<HostTask> passed_;                 // of this step
-  PinnedBuffer chosen_;                          // ids that its routers chose, layer by layer
+  bool passing_ = false;                            // experts of this step
+  std::vector<HostTask> passed_;                    // of this step
+  PinnedBuffer chosen_;                             // ids that its routers chose, layer by layer
   int layer_ = 0;                                   // of those that route, in this step
   std::vector<std::unique_ptr<StepGraph>> graphs_;  // the one used last is at the end
   int tables_version_ = 0;

@@ -11,8 +11,8 @@
 namespace kt::inline nn {
 namespace {
 
-constexpr size_t kAlignment = 256;            // of what kernels read, in a slot
-constexpr size_t kLeastLocked = 1 << 20;      // smaller buffers share pages with others
+constexpr size_t kAlignment = 256;                 // of what kernels read, in a slot
+constexpr size_t kLeastLocked = 1 << 20;           // smaller buffers share pages with others
 constexpr size_t kStageStretch = size_t{1} << 20;  // of a copy that workers share
 
 size_t aligned(size_t bytes) { return round_up(bytes, kAlignment); }
@@ -71,9 +71,8 @@ GpuExperts::Copies SentExperts::copies(std::span<uint8_t* const> parts, const in
   };
   GpuExperts::Copies out{.slots = slots, .count = count, .pieces = {}, .down_bias = bias(down_bias_)};
   for (const Piece& piece : pieces_)
-    out.pieces.push_back({.blocks = parts[piece.blocks],
-                          .gate_bias = bias(piece.gate_bias),
-                          .up_bias = bias(piece.up_bias)});
+    out.pieces.push_back(
+        {.blocks = parts[piece.blocks], .gate_bias = bias(piece.gate_bias), .up_bias = bias(piece.up_bias)});
   return out;
 }
 
@@ -175,8 +174,7 @@ void ExpertStream::want(size_t layer, const uint8_t* skip) {
   pump();
 }
 
-void ExpertStream::take(size_t layer, GpuStream& compute,
-                        FunctionRef<void(const GpuExperts::Copies&)> run) {
+void ExpertStream::take(size_t layer, GpuStream& compute, FunctionRef<void(const GpuExperts::Copies&)> run) {
   for (; taken_ < batches_.size() && batches_[taken_].layer == layer; pump()) {
     KT_CHECK(taken_ < issued_, "batch {} of experts was not sent", taken_);
     const SentExperts& from = *layers_[layer];
@@ -218,8 +216,7 @@ void ExpertStream::send(size_t number) {
   const auto most = static_cast<size_t>(most_experts());
   auto* const table = reinterpret_cast<int32_t*>(tables_.data()) + number * most;
   std::fill_n(table, from.experts(), -1);
-  for (size_t i = 0; i < batch.experts.size(); ++i)
-    table[batch.experts[i]] = static_cast<int32_t>(i);
+  for (size_t i = 0; i < batch.experts.size(); ++i) table[batch.experts[i]] = static_cast<int32_t>(i);
   // What was staged there before has left.
   if (slot.stage.size() > 0)
     while (number >= kSlots && !slot.arrived.passed()) std::this_thread::yield();

@@ -60,7 +60,7 @@ class ExpertStream {
   void add(const SentExperts* layer);
   bool sends(size_t layer) const { return layers_[layer] != nullptr; }
   bool any() const;
-  bool all() const;  // of them are sent
+  bool all() const;           // of them are sent
   size_t first() const;       // layer that is sent, where there is any()
   size_t slot_bytes() const;  // of as many bytes in all as were wished for, and room for an expert
   size_t bytes() const;       // that allocate() takes
@@ -92,7 +92,8 @@ class ExpertStream {
   std::vector<size_t> places(const SentExperts& layer) const;  // of parts in a slot
   void pump();
   void send(size_t number);
-  const std::byte* staged(Slot& slot, const SentExperts::Part& part, size_t place, std::span<const int> experts);
+  const std::byte* staged(Slot& slot, const SentExperts::Part& part, size_t place,
+                          std::span<const int> experts);
 
   std::shared_ptr<const Gpu> gpu_;
   std::shared_ptr<Pool> pool_;

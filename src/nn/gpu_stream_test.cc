@@ -24,8 +24,8 @@ struct PassedLayer {
   SentExperts sent;
   Batch batch;
 
-  PassedLayer(const GpuMemory& memory, std::shared_ptr<Pool> pool, const ExpertsShape& shape, const Format& format,
-              std::span<const int> hot, unsigned seed)
+  PassedLayer(const GpuMemory& memory, std::shared_ptr<Pool> pool, const ExpertsShape& shape,
+              const Format& format, std::span<const int> hot, unsigned seed)
       : layer(shape, format, seed, /*biases=*/seed % 2 == 1),
         experts(make(layer, std::move(pool))),
         kernels(memory, experts, hot, "layer"),
@@ -41,7 +41,8 @@ struct PassedLayers {
   std::vector<std::unique_ptr<PassedLayer>> layers;
   std::unique_ptr<ExpertStream> stream;
 
-  PassedLayers(const ExpertsShape& shape, std::string_view format, std::span<const int> hot, size_t bytes, int nodes = 1)
+  PassedLayers(const ExpertsShape& shape, std::string_view format, std::span<const int> hot, size_t bytes,
+               int nodes = 1)
       : pool(pool_of(2, nodes)), stream(std::make_unique<ExpertStream>(gpu, pool, bytes)) {
     for (unsigned seed = 1; seed <= 3; ++seed) {
       layers.push_back(std::make_unique<PassedLayer>(memory, pool, shape, format_named(format), hot, seed));
@@ -65,8 +66,8 @@ struct PassedLayers {
     for (size_t i = 0; i < layers.size(); ++i) {
       const PassedLayer& at = *layers[i];
       const auto& shape = at.layer.shape;
-      const auto floats = static_cast<size_t>(
-          at.kernels.many_floats(kTokens, kTopK, shape.experts, kRoundTokens));
+      const auto floats =
+          static_cast<size_t>(at.kernels.many_floats(kTokens, kTopK, shape.experts, kRoundTokens));
       const DeviceBuffer x = hold(at.batch.input), ids = hold(at.batch.ids), weights = hold(at.batch.weights),
                          mid(gpu, floats * sizeof(float), "mid");
       std::vector<float> rows(static_cast<size_t>(kTokens * shape.hidden), std::nanf(""));
@@ -101,7 +102,8 @@ struct PassedLayers {
     for (int round = 0; round < 2; ++round) {
       const Result got = step();
       for (size_t i = 0; i < layers.size(); ++i)
-        EXPECT_LT(relative_error(got.rows[i], reference(layers[i]->layer, layers[i]->batch, {})), kPassedBound)
+        EXPECT_LT(relative_error(got.rows[i], reference(layers[i]->layer, layers[i]->batch, {})),
+                  kPassedBound)
             << "layer " << i << ", step " << round;
       if (round > 0) {
         EXPECT_EQ(got.rows, before);

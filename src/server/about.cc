@@ -158,7 +158,10 @@ void write_speed(MetricsText& out, Service& service) {
     out.sample("kt_step_part_seconds_total", text("{{part=\"{}\"}}", part.name), part.seconds);
   const std::vector<std::shared_ptr<const Gpu>> gpus = gpus_of(service);
   if (!gpus.empty())
-    out.head("kt_gpu_memory_bytes", "Memory of the GPU: all of it, what is free, and what weights, cache and workspace of this process hold.", "gauge");
+    out.head("kt_gpu_memory_bytes",
+             "Memory of the GPU: all of it, what is free, and what weights, cache and workspace of this "
+             "process hold.",
+             "gauge");
   for (const auto& gpu : gpus) {
     const std::string which = gpus.size() > 1 ? text("gpu=\"{}\",", gpu->facts().number) : "";
     out.sample("kt_gpu_memory_bytes", text("{{{}kind=\"total\"}}", which),

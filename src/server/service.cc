@@ -56,13 +56,12 @@ Service::Service(LoadedModel& model, ServiceOptions options, std::function<void(
   for (size_t id = 0; id < tokenizer().size(); ++id)
     longest_token_ = std::max(longest_token_, tokenizer().token_bytes(static_cast<TokenId>(id)).size());
   monitor_ = std::make_unique<Monitor>(*runner_, options_.rates, [this] { look_after(); });
-  engine_ = std::make_unique<Engine>(
-      *runner_, &model.tokenizer(),
-      SchedulerOptions{.step_tokens = runner_->max_tokens(),
-                       .sequences = options_.max_running,
-                       .shared_tokens = model.shared_tokens(),
-                       .max_pause = options_.max_pause},
-      [this] { deliver(); });
+  engine_ = std::make_unique<Engine>(*runner_, &model.tokenizer(),
+                                     SchedulerOptions{.step_tokens = runner_->max_tokens(),
+                                                      .sequences = options_.max_running,
+                                                      .shared_tokens = model.shared_tokens(),
+                                                      .max_pause = options_.max_pause},
+                                     [this] { deliver(); });
 }
 
 Service::~Service() {

@@ -18,9 +18,9 @@
 namespace kt::inline cuda::test_driver {
 
 constexpr CudaResult kInvalidValue = 1, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600,
-                     kIllegalAddress = 700, kAlreadyLocked = 712, kNotLocked = 713, kNotPermitted = 800, kCaptureUnsupported = 900,
-                     kCaptureUnmatched = 903, kCaptureUnjoined = 904, kCaptureImplicit = 906,
-                     kCaptureWrongThread = 908;
+                     kIllegalAddress = 700, kAlreadyLocked = 712, kNotLocked = 713, kNotPermitted = 800,
+                     kCaptureUnsupported = 900, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
+                     kCaptureImplicit = 906, kCaptureWrongThread = 908;
 constexpr int kModeGlobal = 0, kModeRelaxed = 2;
 
 struct Stream;

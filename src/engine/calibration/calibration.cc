@@ -258,7 +258,7 @@ std::unique_ptr<StoredMatrix> Calibration::replaced(int layer, const std::string
 }
 
 void Calibration::attend(int layer) {
-  const int hidden = walk_->spec().hidden, top_k = this->top_k();
+  const int top_k = this->top_k();
   const bool routes = moe(layer) != nullptr, goes_on = routes || dense_to_round(layer);
   for (const Batch& batch : batches_) {
     const int tokens = batch.tokens();
@@ -304,7 +304,6 @@ void Calibration::weigh_inputs(const Batch& batch) {
 
 // What the layer gives with its matrices rounded.
 void Calibration::apply(int layer) {
-  const ModelSpec& spec = walk_->spec();
   const int top_k = this->top_k();
   std::optional<LayerExperts> experts;
   if (const MoeSpec* of = moe(layer))

@@ -160,9 +160,11 @@ std::vector<PlacedLayers> places_of(const Flags& flags, const ModelSpec& spec,
     const size_t at = word.find('=');
     if (at == std::string::npos) fail("--split {}: expected PLACE=LAYERS", word);
     const std::string place = word.substr(0, at);
-    out.push_back({ops_on(place == "cpu" ? -1 : std::stoi(place), flags.stream, pool), std::stoi(word.substr(at + 1))});
+    out.push_back(
+        {ops_on(place == "cpu" ? -1 : std::stoi(place), flags.stream, pool), std::stoi(word.substr(at + 1))});
   }
-  if (out.empty()) out.push_back({ops_on(flags.gpu, flags.stream, pool), static_cast<int>(std::ssize(spec.layers))});
+  if (out.empty())
+    out.push_back({ops_on(flags.gpu, flags.stream, pool), static_cast<int>(std::ssize(spec.layers))});
   return out;
 }
 
