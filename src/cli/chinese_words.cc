@@ -596,6 +596,8 @@ constexpr auto kChinese = std::to_array<Translation>({
     {"Precision of cached keys and values", "KV 缓存的精度"},
     {"GPU to use: its number, several as 0,1, auto or off", "使用的 GPU：编号（多个如 0,1）、auto 或 off"},
     {"All that kt run may take of the GPU; empty: what is free, less 5 %", "kt run 最多占用的显存；空表示空闲显存的 95 %"},
+    {"Tokens of a prompt's step from which experts pass through the GPU: a number, auto or off",
+     "提示词的一步达到多少个 token 起让专家经过 GPU：数字、auto 或 off"},
     {"Experts on the GPU: so many a layer, a share such as 25%, or auto: as many as fit",
      "GPU 上的专家：每层个数、25% 这样的比例，或 auto：能放多少放多少"},
     {"Which experts: uniform, frequency, front-loading or random; empty: by statistics where there are",

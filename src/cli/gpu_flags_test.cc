@@ -72,7 +72,7 @@ TEST(GpuUseFlags, HaveSglangsNames) {
 // Where no GPU is used each of them has a reason for being ignored, under every name.
 TEST(GpuUseFlags, AreIgnoredForAReason) {
   const Parsed none({});
-  EXPECT_EQ(none.flags.options().size(), 6u);
+  EXPECT_EQ(none.flags.options().size(), 8u);
   for (const CLI::Option* option : none.flags.options())
     for (const std::string& name : option->get_lnames()) EXPECT_NE(reason_to_ignore("--" + name), "") << name;
 }

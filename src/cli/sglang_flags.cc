@@ -171,6 +171,8 @@ constexpr auto kReasons = std::to_array<Reason>({
     {"--expert-statistics", kNoGpu},
     {"--init-expert-location", kNoGpu},
     {"--gpu-memory", kNoGpu},
+    {"--gpu-prefill-threshold", kNoGpu},
+    {"--gpu-prefill-chunk", kNoGpu},
     {"--kt-max-deferred-experts-per-token", "every layer waits for all of its experts"},
     {"--kt-gpu-prefill-threshold", kNoGpu},
     {"--kt-gpu-prefill-token-threshold", kNoGpu},
