@@ -44,7 +44,7 @@ struct PassedLayers {
   PassedLayers(const ExpertsShape& shape, std::string_view format, std::span<const int> hot, size_t bytes,
                int nodes = 1)
       : pool(pool_of(2, nodes)), stream(std::make_unique<ExpertStream>(gpu, pool, bytes)) {
-    for (unsigned seed = 1; seed <= 3; ++seed) {
+    for (unsigned seed = 1; seed <= 2; ++seed) {
       layers.push_back(std::make_unique<PassedLayer>(memory, pool, shape, format_named(format), hot, seed));
       stream->add(&layers.back()->sent);
     }
@@ -114,36 +114,34 @@ struct PassedLayers {
 };
 
 TEST(GpuStream, BatchesOfAnySize) {
-  const ExpertsShape shape{.experts = 11, .hidden = 64, .inter = 96};
-  for (const std::string_view format : {"bf16", "int4_g32", "q8_0"}) {
+  const ExpertsShape shape{.experts = 5, .hidden = 32, .inter = 64};
+  for (const auto& [format, experts, batches] :
+       {std::tuple("bf16", 1, 10), std::tuple("int4_g32", 2, 6), std::tuple("q8_0", 5, 2)}) {
     const size_t one = PassedLayers(shape, format, {}, 0).layers[0]->sent.expert_bytes();
-    for (const auto& [experts, batches] : {std::pair(1, 33), std::pair(4, 9), std::pair(11, 3)}) {
-      PassedLayers layers(shape, format, {}, 4 * (static_cast<size_t>(experts) * one + 4 * 256));
-      EXPECT_EQ(layers.step().batches, batches) << format;
-      layers.expect_right();
-    }
+    PassedLayers layers(shape, format, {}, 4 * (static_cast<size_t>(experts) * one + 4 * 256));
+    EXPECT_EQ(layers.step().batches, batches) << format;
+    layers.expect_right();
   }
 }
 
 TEST(GpuStream, BesideThoseThatAreThere) {
   const ExpertsShape shape{.experts = 7, .hidden = 32, .inter = 64};
-  for (const std::vector<int>& hot : {std::vector<int>{0}, {2, 3, 6}, {0, 1, 2, 3, 4, 5}}) {
+  for (const std::vector<int>& hot : {std::vector<int>{2, 3, 6}, {0, 1, 2, 3, 4, 5}}) {
     PassedLayers layers(shape, "q4_0", hot, 0);
-    const size_t one = layers.layers[0]->sent.expert_bytes() + layers.layers[1]->sent.expert_bytes() +
-                       layers.layers[2]->sent.expert_bytes();
+    const size_t one = layers.layers[0]->sent.expert_bytes() + layers.layers[1]->sent.expert_bytes();
     layers.expect_right();
     EXPECT_EQ(layers.stream->sent_bytes(), 2 * one * (7 - hot.size()));  // of two steps
   }
 }
 
 TEST(GpuStream, OnePieceForEachNode) {
-  PassedLayers layers({.experts = 5, .hidden = 64, .inter = 128}, "int4_g32", {}, 0, /*nodes=*/2);
+  PassedLayers layers({.experts = 3, .hidden = 32, .inter = 64}, "int4_g32", {}, 0, /*nodes=*/2);
   EXPECT_GE(layers.layers[0]->sent.parts().size(), 2);
   layers.expect_right();
 }
 
 TEST(GpuStream, LocksLargeBuffersWhereTheyLie) {
-  const ExpertsShape shape{.experts = 11, .hidden = 128, .inter = 160};
+  const ExpertsShape shape{.experts = 41, .hidden = 64, .inter = 96};
   {
     PassedLayers layers(shape, "bf16", {}, 1 << 20);
     for (const auto& layer : layers.layers) {
@@ -156,7 +154,7 @@ TEST(GpuStream, LocksLargeBuffersWhereTheyLie) {
   kTestCuda.fail_next("cuMemHostRegister_v2", 801);
   PassedLayers layers(shape, "bf16", {}, 1 << 20);
   EXPECT_FALSE(layers.layers[0]->sent.locked());
-  EXPECT_THAT(layers.layers[0]->sent.why(), testing::HasSubstr("page-lock 1.3 MiB of memory"));
+  EXPECT_THAT(layers.layers[0]->sent.why(), testing::ContainsRegex("page-lock [0-9.]+ MiB of memory"));
   EXPECT_TRUE(layers.layers[1]->sent.locked());
   layers.expect_right();
 }
