@@ -35,9 +35,9 @@ def verbs_below(path):
 
 
 def option_names(path):
-    """Flags of one help page: each line of a section that starts with one."""
+    """Flags of one help page: each line of a section that starts with one. Long names go on in the next."""
     names = []
-    for line in kt(*path, "--help").stdout.splitlines():
+    for line in re.sub(r",\n {6}(?=--)", ", ", kt(*path, "--help").stdout).splitlines():
         flags = re.match(r"  ((?:--?[A-Za-z][\w-]*(?:, *)?)+)", line)
         if flags:
             names += re.split(r", *", flags[1])

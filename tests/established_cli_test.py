@@ -162,7 +162,7 @@ def _(place):
 
 @row("run", "--kt-gpu-prefill-threshold")
 def _(place):
-    assert "no GPU is used" in ignored(place, "--kt-gpu-prefill-threshold", "--gpu-prefill-threshold", 4096)
+    assert "no GPU is used" in ignored(place, "--kt-gpu-prefill-threshold", "--kt-gpu-prefill-threshold", 4096)
     refused(place.kt("run", "demo", "--kt-gpu-prefill-threshold", "many"), 2, "many")
 
 
