@@ -136,7 +136,7 @@ not_emulated+=':Gptq.LosesLessThanRoundingToNearestInEveryFormat:Cpu.EveryTarget
 # Backward passes in every format: their panels are tested format by format among the kernels.
 not_emulated+=':*EveryFormatBack*:ExpertsGrad.LargeGroupsAndMixedFormats:ExpertsGrad.ActivationsAndBiases'
 # Half a minute for what smaller tests see as well: in the full matrix.
-[ $all = yes ] || not_emulated+=':MultiplyLarge.*:*OneSharedLatent/f32:*OneSharedLatent/int8:GpuStream.LocksLarge*'
+[ $all = yes ] || not_emulated+=':MultiplyLarge.*:*OneSharedLatent/f32:*OneSharedLatent/int8:GpuStream.*'
 
 cross() {
   # Kernels, and what is nearest to an architecture; text and reading weights, which are not, in the full matrix.
