@@ -289,6 +289,7 @@ void OpenedModel::settle(const MemoryRequest& use) {
     if (error.kind() != ErrorKind::kMemory || options_.gpu.kind != GpuChoice::Kind::kAuto) return;
     note(text("everything runs on the CPU: {}", error.what()));
     leave_gpus();
+    alone_tokens_ = options_.max_tokens;
     rebuild_sizes();
   }
 }

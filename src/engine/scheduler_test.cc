@@ -158,6 +158,29 @@ TEST(Scheduler, LongPromptsDoNotStallOthers) {
   EXPECT_TRUE(second.finish);  // 300 / 15 = 20
 }
 
+// A prompt that is alone has the whole step; beside an answer it has what takes no longer than the pause, by the last
+// large step, and the shared tokens at least.
+TEST(Scheduler, LargeStepsAreForPromptsThatNobodyWaitsFor) {
+  const auto steps_of_prompt = [](std::chrono::milliseconds pause, bool beside_an_answer) {
+    FakeModel model;
+    Scheduler scheduler(model, nullptr,
+                        {.step_tokens = 256, .sequences = 4, .shared_tokens = 16, .max_pause = pause});
+    Heard warm, first, second;
+    scheduler.submit(heard_by(warm, {.prompt = std::vector<TokenId>(256, 3), .max_tokens = 1}));
+    scheduler.run_once();
+    if (beside_an_answer) scheduler.submit(heard_by(first, {.prompt = {1}, .max_tokens = 100}));
+    scheduler.run_once();
+    scheduler.submit(heard_by(second, {.prompt = std::vector<TokenId>(240, 5), .max_tokens = 1}));
+    int steps = 0;
+    while (!second.finish && steps < 100) ++steps, scheduler.run_once();
+    return steps;
+  };
+  using std::chrono::milliseconds;
+  EXPECT_EQ(steps_of_prompt(milliseconds(0), /*beside_an_answer=*/false), 1);
+  EXPECT_EQ(steps_of_prompt(milliseconds(0), true), 16);  // 240 / 15
+  EXPECT_EQ(steps_of_prompt(milliseconds(3'600'000), true), 1);
+}
+
 TEST(Scheduler, CancelFreesPages) {
   FakeModel model;
   Scheduler scheduler(model, nullptr, {.step_tokens = 32, .sequences = 1});
